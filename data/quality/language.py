@@ -4,7 +4,8 @@ It is asked about three stretches of a longer text, so that a long one takes no 
 """
 
 import functools
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from slm.data.errors import UserError, nearest
@@ -29,6 +30,11 @@ def language_of(text: str) -> str:
         return UNKNOWN
     found: str = _model().classify(seen)[0]
     return _SAME.get(found, found)
+
+
+def count(texts: Iterable[str]) -> dict[str, int]:
+    """How many of the texts are in each language, the most frequent first."""
+    return dict(Counter(map(language_of, texts)).most_common())
 
 
 @functools.cache

@@ -27,6 +27,8 @@ from slm.report import final_json, table
 from slm.train.config import RunConfig
 from slm.train.tools import chat_stats
 
+LANGUAGES = 12
+"""Of a source so many are named."""
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
 
@@ -70,10 +72,19 @@ def main(argv: list[str]) -> int:
     text = show_accounts(config, tokenizer)
     counted = count(config.data, tokenizer, stats, seed=seed)
     show(counted, config.data, tokenizer)
+    known = {(each["source"], why) for each in text for why in each["examples"]}
+    languages = {name: each.languages() for name, (each, _) in counted.items() if each.plan.source.from_hub}
+    for name, (each, _) in counted.items():
+        source = each.plan.source.label
+        show_left_out(name, {why: texts for why, texts in each.rejected.items() if (source, why) not in known})
+        show_languages(name, languages.get(name, {}))
     record: dict[str, Any] = {
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
-        "sources": {name: each.record() | {"complete": whole} for name, (each, whole) in counted.items()},
+        "sources": {
+            name: each.record() | {"complete": whole, "languages": languages.get(name, {})}
+            for name, (each, whole) in counted.items()
+        },
         "text": text,
         "plot": None,
     }
@@ -128,12 +139,28 @@ def show_accounts(config: DataStatsConfig, tokenizer: Tokenizer) -> list[dict[st
     if rows:
         table("What is taken for training", ["source", "what", "how many"], rows)
     for each in accounts:
-        for why, texts in each.examples.items():
-            for text in texts:
-                print(f"{each.source}: left out by {why}: {one_line(text, EXAMPLE_CHARS)}")
+        show_left_out(each.source, each.examples)
+        each.find_languages()
+        show_languages(each.source, each.languages)
         for kind, stood in each.changes:
             print(f"{each.source}: masked or cut out as {kind}: {one_line(stood, EXAMPLE_CHARS)}")
-    return [each.record() for each in accounts]
+    return [each.record() | {"examples": each.examples, "languages": each.languages} for each in accounts]
+
+
+def show_left_out(source: str, examples: dict[str, list[str]]) -> None:
+    """Print examples of what is left out, by reason."""
+    for why, texts in examples.items():
+        for text in texts:
+            print(f"{source}: left out by {why}: {one_line(text, EXAMPLE_CHARS)}")
+
+
+def show_languages(source: str, counts: dict[str, int]) -> None:
+    """Print which languages were found in a sample."""
+    n = sum(counts.values())
+    if n:
+        shares = ", ".join(f"{code} {each / n:.1%}" for code, each in list(counts.items())[:LANGUAGES])
+        others = sum(list(counts.values())[LANGUAGES:])
+        print(f"{source}: languages of {n:,} documents: {shares}" + (f", others {others / n:.1%}" if others else ""))
 
 
 def _all_here(data: DataConfig) -> bool:

@@ -1,5 +1,7 @@
 """C4's rules: each of them by a page that breaks it alone, and the lines that are left."""
 
+import json
+
 import pytest
 
 from slm.data.config import DataConfig, SourceConfig
@@ -66,9 +68,8 @@ def test_the_option(tmp_path):
     assert "50 words" in make_filter(SourceConfig(kind="tales", rules="gopher+c4"))(PAGE[:100])
     assert make_change(SourceConfig(kind="tales", rules="gopher")) is None
     path = tmp_path / "a.jsonl"
-    path.write_text(
-        "".join(f'{{"text": "Menu {n}\\nPage {n} is a line.\\n{" ".join(LINES[:1] * 3)}"}}\n' for n in range(20))
-    )
+    pages = [f"Menu {n}\nPage {n} is a line.\n{' '.join(LINES[:1] * 3)}" for n in range(20)]
+    path.write_text("".join(json.dumps({"text": page}) + "\n" for page in pages))
     config = DataConfig(kind="files", files=[str(path)], rules="c4", val_fraction=0.2)
     found = [text for split in ("train", "validation") for text in iter_documents(config, split, 1)]
     assert len(found) == 20

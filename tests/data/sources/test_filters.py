@@ -71,7 +71,5 @@ def test_a_small_corpus_holds_out_text_that_passes(tmp_path):
 def test_where_nothing_is_left_the_filters_are_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "short"}\n{"text": ""}\n{"text": "shorter"}\n')
-    with pytest.raises(
-        UserError, match=r"nothing is left of .*a\.jsonl: of 3 records are left out 2 by min_chars, 1 by"
-    ):
+    with pytest.raises(UserError, match=r"nothing is left of .*: of 3 records are left out 2 by min_chars, 1 by"):
         list(iter_documents(DataConfig(kind="files", files=[str(path)], min_chars=100), "train", 1))
