@@ -91,8 +91,8 @@ def read_urls(path: str) -> Urls:
         entry = fields[-1] if fields[0] in _NOWHERE else line
         if len(entry.split()) > 1 or not _parts(entry)[0]:
             raise UserError(
-                f"data.blocked_urls: {path} has the line {line[:80]!r}: write a domain (example.com) or the beginning of "
-                "an address (example.com/news) a line"
+                f"data.blocked_urls: {path} has the line {line[:80]!r}: write a domain (example.com) or the beginning "
+                "of an address (example.com/news) a line"
             )
         entries.append(entry)
     return Urls(entries)

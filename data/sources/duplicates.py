@@ -6,6 +6,7 @@
 import contextlib
 import functools
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -49,8 +50,18 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     path = config.cache_folder / "duplicates" / f"{fingerprint(key)}.npz"
     with locked(path.with_suffix(".lock"), without=WITHOUT_LIST):
         if _read(path) is None:
+            _remove_left_files(path.parent)
             _make(path, config, config.dedup, corpora)
     return [replace(plan, duplicates=str(path), listed_as=name) for plan, name in zip(plans, names, strict=True)]
+
+
+def _remove_left_files(folder: Path) -> None:
+    """Remove what processes left that were ended while they made a list: it may be as large as a disk."""
+    from filelock import FileLock, Timeout
+
+    for left in folder.glob("*.work"):
+        with contextlib.suppress(Timeout, OSError), FileLock(left.with_suffix(".lock"), timeout=0):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _names(plans: list[Plan]) -> list[str]:
