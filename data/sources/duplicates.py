@@ -143,7 +143,7 @@ def _on_disk(folder: Path, mode: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        disk = {"exact": "12 bytes", "near": "0.7 to 0.9 KB"}[mode]
+        disk = {"exact": "25 bytes", "near": "0.7 to 0.9 KB"}[mode]
         raise NoRoomError(
             f"{folder} cannot be written ({error.strerror or error}): looking for {mode} duplicates takes {disk} of "
             f"disk for each document while it lasts: make room, name another folder with data.cache_dir=DIR, or add "
