@@ -107,9 +107,9 @@ def test_partitions_are_sorted_and_complete(tmp_path, memory, bits, n):
 
 
 def test_memory_is_bounded(tmp_path):
-    """Five times as many documents take no more memory."""
+    """Four times as many documents take no more memory."""
     peaks = []
-    for n in (5_000, 25_000):
+    for n in (4_000, 16_000):
         done = subprocess.run(
             [sys.executable, MEASURE, f"--documents={n}", "--memory=1", f"--folder={tmp_path / 'f'}"],
             capture_output=True,
