@@ -5,10 +5,11 @@
 
 import contextlib
 import functools
+import io
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -22,7 +23,7 @@ from slm.data.quality.repeats.on_disk import EXACT, FRESH, NEAR, DiskFinder
 from slm.data.sources.corpus import Corpus, records
 from slm.data.sources.filters import make_filter, options
 from slm.data.sources.plan import Plan, open_whole_corpus
-from slm.data.storage import NoRoomError, fingerprint, is_intact, locked, stamps, write_checked_file
+from slm.data.storage import NoRoomError, fingerprint, is_intact, locked, stamps, write_checked, write_checked_file
 
 VERSION = 1
 BATCH, BATCH_CHARS = 256, 4 << 20  # documents looked at together, and their characters
@@ -40,10 +41,10 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     should come first. The embedded stories are not compared: no two are the same.
     """
     assert config.dedup != "none"
-    names = _names(plans)
+    names = names_of(plans)
     corpora: dict[str, Plan] = {}
     for plan, name in zip(plans, names, strict=True):
-        if plan.source.kind not in ("tales", "story_chat"):
+        if plan.source.kind not in ("tales", "story_chat") and plan.prepared is None:
             corpora.setdefault(name, plan)
     texts = [(name, stamps(plan.files), options(plan.source)) for name, plan in corpora.items()]
     key = (VERSION, config.dedup, config.dedup_threshold, config.dedup_max_docs, texts)
@@ -64,7 +65,7 @@ def _remove_left_files(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _names(plans: list[Plan]) -> list[str]:
+def names_of(plans: list[Plan]) -> list[str]:
     """What each plan's corpus is called in the list: ``Plan.corpus``, which knows names and sizes of files, and for
     others that look the same to it (``split -b`` makes such parts), a number after it. The first has none, so that
     lists from before there were numbers stay valid."""
@@ -131,9 +132,22 @@ def _look(
         np.savez(folder / "list.npz", **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
     progress.done()
     write_checked_file(path, folder / "list.npz", without=WITHOUT_LIST)
+    report({"documents": finder.documents, "exact": int(counts[EXACT]), "near": int(counts[NEAR])}, cut=cut)
+
+
+def write(path: Path, lists: dict[str, np.ndarray]) -> None:
+    """Write a list of duplicates: for each corpus, by its name, numbers of files and of their records, [2, n]."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
+    write_checked(path, buffer.getvalue(), without=WITHOUT_LIST)
+
+
+def report(counts: Mapping[str, int], *, cut: bool) -> None:
+    """Print what was found. ``cut``: whether there are more documents than may be compared."""
     print(
-        f"{finder.documents:,} documents compared: {counts[EXACT]:,} exact and {counts[NEAR]:,} near duplicates "
-        "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else "")
+        f"{counts['documents']:,} documents compared: {counts['exact']:,} exact and {counts['near']:,} near duplicates "
+        "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else ""),
+        flush=True,
     )
 
 
