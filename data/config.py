@@ -166,10 +166,9 @@ class SourceConfig:
             raise UserError(f"rules={self.rules} must be none, repetition, gopher, c4, or several joined: gopher+c4")
         if self.is_chat and ("c4" in self.rule_sets or self.blocked_urls):
             raise UserError("rules=c4 and blocked_urls are for documents of the web, not for conversations")
-        if self.languages:
-            from slm.data.quality import language  # needs numpy, and a second for its model
-
-            language.check(self.languages)
+        for code in self.languages:  # which of them there are, ``slm.data.quality.language`` knows
+            if not (code.isalpha() and code.islower() and 2 <= len(code) <= 3):
+                raise UserError(f"languages={code} is not a code of two or three small letters, for example [en,de]")
         if self.filter and not all(self.filter.partition(":")):
             raise UserError(
                 f"filter={self.filter} names no function: write data.filter=module:function, a Python function that "

@@ -42,6 +42,7 @@ def make_filter(source: SourceConfig, *, validation_text: bool = False) -> Reaso
     spoken: Change = plain_text if source.is_chat else str
     steps: list[Reason] = []
     if source.languages:
+        language.check(source.languages)
         steps.append(lambda text: _foreign(text, frozenset(source.languages)))
     if gopher := _gopher(source):
         steps.append(lambda text: (rule := broken_rule(text, gopher)) and f"rules ({rule})")

@@ -67,7 +67,9 @@ def test_the_option(tmp_path, capsys):
     assert kept[0] is None
 
 
-@pytest.mark.parametrize(("code", "hint"), [("english", "did you mean|two letters"), ("enn", "'en'"), ("EN", "'en'")])
+@pytest.mark.parametrize(
+    ("code", "hint"), [("english", "two or three"), ("enn", "'en'"), ("EN", "small"), ("q", "two")]
+)
 def test_a_language_that_is_not_known(code, hint):
     with pytest.raises(UserError, match=hint):
-        SourceConfig(kind="tales", languages=[code])
+        make_filter(SourceConfig(kind="tales", languages=[code]))
