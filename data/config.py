@@ -22,7 +22,7 @@ CHAT_COLUMNS = (
 """What ``columns`` can name."""
 FILTERS = (
     *("min_chars", "max_chars", "min_letters", "script", "min_script"),
-    *("rules", "filter", "decontaminate", "mask_personal"),
+    *("languages", "rules", "blocked_words", "blocked_urls", "filter", "decontaminate", "mask_personal"),
 )
 """Options that decide which documents are left out, and what is changed in the others."""
 INHERITED = ("max_epochs", "on_bad", *FILTERS)
@@ -100,9 +100,19 @@ class SourceConfig:
     case; empty: any script."""
     min_script: float = 0.5
     """With ``script``: least share of a document's letters that belong to it; others are left out."""
-    rules: Literal["none", "repetition", "gopher"] = "none"
-    """Leave out documents that break the rules of Gopher's text: those on ``repetition``, or all of them (``gopher``),
-    of which some are for English prose."""
+    languages: list[str] = field(default_factory=list)
+    """Keep only documents in these languages, by their codes (``en``, ``de``); empty: any language."""
+    rules: str = "none"
+    """Sets of rules, joined by ``+``. Documents that break one are left out: those of Gopher's text on ``repetition``,
+    or all of them (``gopher``), of which some are for English prose; those of C4 (``c4``), which also take lines out of
+    the other documents."""
+    blocked_words: str = ""
+    """A file with a word or phrase a line; documents that hold one are left out. Empty: none."""
+    blocked_urls: str = ""
+    """A file with a domain or the beginning of an address a line; records whose ``url_field`` is one of these, or
+    begins so, are left out. Empty: none."""
+    url_field: str = "url"
+    """``blocked_urls``: the column or JSON key that holds a record's address."""
     filter: str = ""
     """``module:function``, a Python function of one's own that takes a text and returns True (keep) or False. The
     module is one of this folder or an installed one, or a file (``own/filters.py:keep``)."""
@@ -153,8 +163,13 @@ class SourceConfig:
             )
 
     def _check_filters(self) -> None:
-        if self.rules not in ("none", "repetition", "gopher"):
-            raise UserError(f"rules={self.rules} must be none, repetition or gopher")
+        if self.rules != "none" and not self.rule_sets <= {"repetition", "gopher", "c4"}:
+            raise UserError(f"rules={self.rules} must be none, repetition, gopher, c4, or several joined: gopher+c4")
+        if self.is_chat and ("c4" in self.rule_sets or self.blocked_urls):
+            raise UserError("rules=c4 and blocked_urls are for documents of the web, not for conversations")
+        for code in self.languages:  # which of them there are, ``slm.data.quality.language`` knows
+            if not (code.isalpha() and code.islower() and 2 <= len(code) <= 3):
+                raise UserError(f"languages={code} is not a code of two or three small letters, for example [en,de]")
         if self.filter and not all(self.filter.partition(":")):
             raise UserError(
                 f"filter={self.filter} names no function: write data.filter=module:function, a Python function that "
@@ -215,6 +230,11 @@ class SourceConfig:
         return self.name or self.path or (self.files[0] if self.files else self.kind)
 
     @property
+    def rule_sets(self) -> frozenset[str]:
+        """The names in ``rules``."""
+        return frozenset() if self.rules == "none" else frozenset(self.rules.split("+"))
+
+    @property
     def script_key(self) -> str:
         """``script`` in lower case, as the table of scripts has it."""
         return self.script.lower()
@@ -238,8 +258,9 @@ class DataConfig(SourceConfig):
     """Which documents are left out as duplicates of earlier ones: the same words (``exact``), or nearly (``near``)."""
     dedup_threshold: float = 0.8
     """``near``: the least share of common five-word sequences (Jaccard) that makes two documents duplicates."""
-    dedup_max_docs: int = 1_000_000
-    """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked."""
+    dedup_max_docs: int | None = None
+    """The most documents that are compared, from the beginning of the sources; later ones are kept unchecked. None:
+    all."""
     cache: Literal["auto", True, False] = "auto"
     """Whether tokenized text is kept on disk; ``auto``: only for slow sources (the Hub, compressed files,
     documents that are converted)."""
@@ -257,8 +278,8 @@ class DataConfig(SourceConfig):
             raise UserError(f"shuffle_buffer={self.shuffle_buffer} must be 0 (off) or a number of documents")
         if not 0.3 <= self.dedup_threshold <= 1:
             raise UserError(f"dedup_threshold={self.dedup_threshold} must be from 0.3 to 1, for example 0.8")
-        if self.dedup_max_docs < 1:
-            raise UserError(f"dedup_max_docs={self.dedup_max_docs} must be at least 1")
+        if self.dedup_max_docs is not None and self.dedup_max_docs < 1:
+            raise UserError(f"dedup_max_docs={self.dedup_max_docs} must be at least 1, or null: all documents")
         if self.kind == "mixture":
             if not self.sources:
                 raise UserError("data kind=mixture needs data.sources: a list of sources with weights")

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from slm.data.progress import Progress
-from slm.data.sources.contents import unit_hash
+from slm.data.quality import language
+from slm.data.quality.repeats.in_memory import Finder
+from slm.data.sources.contents import Sample, unit_hash
 from slm.data.sources.corpus import records
 from slm.data.sources.documents import TalesStream
-from slm.data.sources.duplicates import Finder
 from slm.data.sources.filters import make_change, make_filter
 from slm.data.sources.passages import middle
 from slm.data.sources.plan import Plan, open_whole_corpus
@@ -27,8 +28,8 @@ class Statistics:
     def __init__(self, *, encode: Callable[[str], Any], plan: Plan, finder: Finder | None) -> None:
         self._encode = encode
         self._reason = make_filter(plan.source)
-        self._change: Callable[[str], str] = make_change(plan.source) or str
-        self._plan = plan
+        self._change: Callable[[str], str] = make_change(plan.source, note=self._note) or str
+        self.plan = plan
         self._finder = finder
         self.documents = 0
         """Documents that were read; empty ones are not counted."""
@@ -36,6 +37,12 @@ class Statistics:
         """Documents that a filter rejects, by the filter's option."""
         self.repeated: Counter[str] = Counter()
         """Exact and near duplicates among the documents that pass the filters."""
+        self.rejected: dict[str, list[str]] = {}
+        """The beginnings of some documents that a filter rejects or that are repeated, by reason."""
+        self.changed: Counter[str] = Counter()
+        """Passages that are masked or cut out, by the mark of their kind."""
+        self.sample = Sample()
+        """Some of the documents, from everywhere in what was read."""
         self.bytes = 0
         """UTF-8 bytes of the documents that are kept: they pass the filters and are no duplicates. The counts below
         are of these documents, too."""
@@ -54,14 +61,17 @@ class Statistics:
         for text in texts:
             self.documents += 1
             reason = self._reason(text) if self._reason else None
+            self.sample.add(0.0, text)
             if reason:
                 self.left_out[reason] += 1
+                self._reject(reason, text)
             else:
                 passed.append(text)
         verdicts = self._finder.add(passed) if self._finder else [""] * len(passed)
         for text, verdict in zip(passed, verdicts, strict=True):
             if verdict:
                 self.repeated[verdict] += 1
+                self._reject(f"{verdict} duplicates", text)
                 continue
             read = self._change(text)
             length = len(self._encode(read)) + 1
@@ -70,12 +80,24 @@ class Statistics:
             self.lengths.append(length)
             if len(self.examples) < EXAMPLES:
                 self.examples.append(read[:EXAMPLE_CHARS])
-            if self._plan.passage and text in undivided and len(text) >= self._plan.divided:
-                self.held_out_tokens += len(self._encode(text[middle(text, self._plan.passage)])) + 1
-            elif self._plan.held_out or self._plan.also_held_out:
+            if self.plan.passage and text in undivided and len(text) >= self.plan.divided:
+                self.held_out_tokens += len(self._encode(text[middle(text, self.plan.passage)])) + 1
+            elif self.plan.held_out or self.plan.also_held_out:
                 hashed = unit_hash(text)
-                if hashed < self._plan.held_out or hashed in self._plan.also_held_out:
+                if hashed < self.plan.held_out or hashed in self.plan.also_held_out:
                     self.held_out_tokens += length
+
+    def _reject(self, reason: str, text: str) -> None:
+        examples = self.rejected.setdefault(reason, [])
+        if len(examples) < EXAMPLES:
+            examples.append(text[:EXAMPLE_CHARS])
+
+    def _note(self, kind: str, stood: str) -> None:
+        self.changed[kind] += 1
+
+    def languages(self) -> dict[str, int]:
+        """Of ``sample``, how many documents are in each language, the most frequent first."""
+        return language.count(text for *_, text in self.sample.kept)
 
     def record(self) -> dict[str, Any]:
         """The counts as plain values."""
@@ -90,6 +112,7 @@ class Statistics:
             "tokens": self.tokens,
             "bytes_per_token": round(self.bytes / max(1, self.tokens - len(self.lengths)), 4),
             "held_out_tokens": self.held_out_tokens,
+            "changed": dict(self.changed),
             "document_tokens": {
                 name: int(value)
                 for name, value in zip(

@@ -2,13 +2,14 @@
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from slm.data.errors import UserError
 
@@ -26,7 +27,10 @@ def atomic_write_bytes(path: str | Path, *content: bytes, mode: int = 0o644) -> 
 
     ``mode``: the file's permissions. The default lets a group see results.
     """
-    path = Path(path)
+    _atomic_write(Path(path), content, mode)
+
+
+def _atomic_write(path: Path, content: Iterable[bytes], mode: int) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -97,7 +101,24 @@ def write_checked(path: Path, content: bytes, *, without: str = WITHOUT_CACHE) -
     ``without``: the option with which no such file is needed.
     """
     digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
-    size = len(content) + DIGEST_BYTES
+    with _room(path, len(content) + DIGEST_BYTES, without):
+        atomic_write_bytes(path, digest, content, mode=0o600)
+
+
+def write_checked_file(path: Path, content: Path, *, without: str = WITHOUT_CACHE) -> None:
+    """As ``write_checked``, with the content of a file, of which never more than a piece is in memory."""
+    with _room(path, os.path.getsize(content) + DIGEST_BYTES, without), open(content, "rb") as file:
+        found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for piece in _pieces(file):
+            found.update(piece)
+        file.seek(0)
+        _atomic_write(path, itertools.chain([found.digest()], _pieces(file)), 0o600)
+
+
+@contextlib.contextmanager
+def _room(path: Path, size: int, without: str) -> Iterator[None]:
+    """Makes the folder of a file of this size; NoRoomError where the disk has no room for it, or it cannot be
+    written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
@@ -106,12 +127,29 @@ def write_checked(path: Path, content: bytes, *, without: str = WITHOUT_CACHE) -
                 f"{path.parent} has {free / 1e9:.2f} GB free, too little for the cache: make room, name another folder "
                 f"with data.cache_dir=DIR, or add {without}"
             )
-        atomic_write_bytes(path, digest, content, mode=0o600)
+        yield
     except OSError as error:
         raise NoRoomError(
             f"{path} ({size:,} bytes) cannot be written ({error.strerror or error}): make room, name another folder "
             f"with data.cache_dir=DIR, or add {without}"
         ) from error
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    return iter(lambda: file.read(1 << 20), b"")
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a file is there as ``write_checked`` wrote it. Only a piece of it is in memory at a time."""
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    try:
+        with open(path, "rb") as file:
+            digest = file.read(DIGEST_BYTES)
+            for piece in _pieces(file):
+                found.update(piece)
+    except OSError:
+        return False
+    return found.digest() == digest
 
 
 def read_checked(path: Path) -> bytes | None:

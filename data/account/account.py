@@ -10,8 +10,10 @@ from typing import Any
 
 from slm.data.account.listing import Listing, list_files
 from slm.data.bad_records import TALLY
+from slm.data.chat.formats import plain_text
 from slm.data.chat.template import TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder
+from slm.data.quality import language
 from slm.data.sources import duplicates
 from slm.data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, count
 from slm.data.sources.filters import make_change, make_filter, settings
@@ -27,6 +29,8 @@ READ, READ_CHATS = 8 << 20, 2 << 20
 """So many bytes of text, or of conversations, are read to count what is not known otherwise: a part of a second."""
 ENCODED_CHARS, ENCODED_DOCUMENTS = 1 << 17, 256
 """Of the sample so much is tokenized to estimate how many tokens there are."""
+MOST_REASONS = 8
+"""In one line."""
 HELD_OUT = "held out for validation"
 TO_CALIBRATE = "kept to calibrate the head"
 IN_VALIDATION = "also in data.val_files"
@@ -65,7 +69,9 @@ class Account:
     """Of the documents that are taken, about; None: not known."""
     exact_tokens: bool = False
     sample: list[str] = field(default_factory=list)
-    """Some of the documents that are taken."""
+    """Some of the documents that are taken, from everywhere in the text."""
+    languages: dict[str, int] = field(default_factory=dict)
+    """Of these, how many are in each language, the most frequent first; empty until ``find_languages``."""
     _is_chat: bool = False
 
     @property
@@ -82,7 +88,10 @@ class Account:
         """Counts and reasons, the most frequent first; of what is ``removed`` only."""
         about = "" if self.exact else "about "
         found = [each for each in self.left_out.most_common() if not (removed and each[0] in (HELD_OUT, TO_CALIBRATE))]
-        return ", ".join(f"{about}{count:,} {why}" for why, count in found)
+        parts = [f"{about}{count:,} {why}" for why, count in found[:MOST_REASONS]]
+        if others := found[MOST_REASONS:]:
+            parts.append(f"{about}{sum(count for _, count in others):,} for {len(others)} other reasons")
+        return ", ".join(parts)
 
     def line(self) -> str:
         """Read, taken, left out: one line."""
@@ -97,6 +106,10 @@ class Account:
         if self.changed:
             text += "; masked or cut out: " + ", ".join(f"about {n:,} {kind}" for kind, n in self.changed.most_common())
         return text
+
+    def find_languages(self) -> None:
+        """Tell the languages of the sample, a millisecond a document."""
+        self.languages = language.count(plain_text(text) if self._is_chat else text for text in self.sample)
 
     def record(self) -> dict[str, Any]:
         """The counts as plain values."""

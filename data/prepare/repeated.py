@@ -16,9 +16,9 @@ from slm.data.bad_records import TALLY
 from slm.data.errors import UserError
 from slm.data.prepare.work import MADE, SIGNATURES, Text, Work
 from slm.data.progress import Progress
+from slm.data.quality.repeats.in_memory import Finder, signature
 from slm.data.sources import duplicates
 from slm.data.sources.corpus import records
-from slm.data.sources.duplicates import Finder, signature
 from slm.data.sources.filters import make_filter
 from slm.data.sources.plan import open_whole_corpus
 from slm.data.sources.prepared.manifest import VALIDATION

@@ -41,7 +41,7 @@ class Dedup:
 
     mode: Literal["exact", "near"]
     threshold: float
-    max_docs: int
+    max_docs: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

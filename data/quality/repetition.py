@@ -11,7 +11,7 @@ import numpy as np
 
 VERSION = 1
 """Of the rules below; a change of theirs changes the text that a run reads."""
-Rules = Literal["none", "repetition", "gopher"]
+Rules = Literal["repetition", "gopher"]
 
 _LINES, _PARAGRAPHS = re.compile(r"\n+"), re.compile(r"\n{2,}")
 _STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))

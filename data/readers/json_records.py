@@ -13,7 +13,7 @@ from slm.data.bad_records import BadRecordError
 from slm.data.errors import excerpt
 from slm.data.readers import reader
 from slm.data.readers.encodings import advice
-from slm.data.readers.reader import BYTE_ORDER_MARK, Reading, pieces
+from slm.data.readers.reader import BYTE_ORDER_MARK, Reading, addressed, pieces
 
 _BETWEEN = re.compile(r"[\s,]*")
 _SHORT = 16
@@ -198,4 +198,14 @@ def text_of(row: Any, reading: Reading, *, offset: int | None = None, place: str
         return ""
     if not isinstance(text, str):
         raise BadRecordError(f"{field!r} is not text", detail=f"but {excerpt(text)}", offset=offset, place=place)
-    return text
+    if not reading.url_field:
+        return text
+    if reading.url_field not in row:
+        raise BadRecordError(
+            f"no key {reading.url_field!r} for data.blocked_urls",
+            detail=f"its keys are {', '.join(map(repr, row))}",
+            advice="set data.url_field",
+            offset=offset,
+            place=place,
+        )
+    return addressed(text, row[reading.url_field])

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from slm.data.bad_records import BadRecordError
 from slm.data.readers import reader
-from slm.data.readers.reader import Reading
+from slm.data.readers.reader import Reading, addressed
 
 _BATCH = 64
 """Rows read at a time."""
@@ -18,7 +18,7 @@ _BATCH = 64
 class Parquet:
     """The reader. Positions are numbers of rows. Raw texts are bytes: pyarrow does not check that they are UTF-8."""
 
-    def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[bytes | None, int]]:
+    def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Any, int]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -26,7 +26,10 @@ class Parquet:
         is_file = isinstance(getattr(stream, "raw", None), io.FileIO)
         try:
             with pq.ParquetFile(path if is_file else stream, pre_buffer=False, buffer_size=reader.CHUNK) as file:
-                to_bytes = _to_bytes(file.schema_arrow, reading.text_field)
+                columns = {reading.text_field: "data.text_field"}
+                if reading.url_field:
+                    columns[reading.url_field] = "data.url_field"
+                to_bytes = {name: _to_bytes(file.schema_arrow, name, option) for name, option in columns.items()}
                 row, group = 0, 0
                 while group < file.num_row_groups and row + file.metadata.row_group(group).num_rows <= start:
                     row += file.metadata.row_group(group).num_rows
@@ -35,17 +38,21 @@ class Parquet:
                     return
                 groups = range(group, file.num_row_groups)
                 for batch in file.iter_batches(
-                    batch_size=_BATCH, row_groups=groups, columns=[reading.text_field], use_threads=False
+                    batch_size=_BATCH, row_groups=groups, columns=list(columns), use_threads=False
                 ):
                     skip = min(max(0, start - row), len(batch))
                     row += skip
-                    for text in to_bytes(batch.column(0)[skip:]).to_pylist():
+                    values = [change(batch.column(name)[skip:]).to_pylist() for name, change in to_bytes.items()]
+                    for raw in values[0] if len(values) == 1 else zip(*values, strict=True):
                         row += 1
-                        yield text, row
+                        yield raw, row
         except (pa.ArrowException, OSError) as error:
             raise BadRecordError("cannot be read as parquet", detail=error, advice="is the file complete?") from error
 
-    def parse(self, raw: bytes | None, end: int, reading: Reading) -> str:
+    def parse(self, raw: Any, end: int, reading: Reading) -> str:
+        if isinstance(raw, tuple):
+            text, url = raw
+            return addressed(self.parse(text, end, reading), (url or b"").decode("utf-8", "replace"))
         return parse_text(raw, field=reading.text_field, row=end)
 
 
@@ -75,7 +82,7 @@ def raw_text(scalar: Any) -> bytes | None:
     return None if buffer is None else buffer.to_pybytes()
 
 
-def _to_bytes(schema: Any, field: str) -> Any:
+def _to_bytes(schema: Any, field: str, option: str) -> Any:
     """A function from the column's arrays to arrays of bytes; BadRecordError where it is no column of text."""
     import pyarrow as pa
 
@@ -83,7 +90,7 @@ def _to_bytes(schema: Any, field: str) -> Any:
         raise BadRecordError(
             f"no column {field!r}",
             detail=f"its columns are {', '.join(map(repr, schema.names))}",
-            advice="set data.text_field",
+            advice=f"set {option}",
         )
     kind = schema.field(field).type
     dictionary = pa.types.is_dictionary(kind)
@@ -97,9 +104,7 @@ def _to_bytes(schema: Any, field: str) -> Any:
     elif pa.types.is_null(value):
         return lambda array: array
     else:
-        raise BadRecordError(
-            f"the column {field!r} is not text", detail=f"it holds {kind}", advice="set data.text_field"
-        )
+        raise BadRecordError(f"the column {field!r} is not text", detail=f"it holds {kind}", advice=f"set {option}")
 
     def to_bytes(array: Any) -> Any:
         values = array.dictionary_decode() if dictionary else array

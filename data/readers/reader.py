@@ -16,6 +16,28 @@ LONGEST_RECORD = 512 << 20
 """Bytes of a line of JSON lines or a value of a JSON array; a longer one is a bad record. It bounds the memory."""
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+
+class Addressed(str):
+    """The text of a record that came from an address."""
+
+    __slots__ = ("url",)
+    url: str
+
+
+def addressed(text: str, url: object) -> str:
+    """The text with its address; without one the text alone."""
+    if not isinstance(url, str):
+        return text
+    found = Addressed(text)
+    found.url = url
+    return found
+
+
+def url_of(text: str) -> str:
+    """The address of a text, empty where none is known."""
+    return text.url if isinstance(text, Addressed) else ""
+
+
 Raw = Any
 """A document that is not parsed yet, as its reader gives it."""
 
@@ -29,6 +51,8 @@ class Reading:
     """A plain text is cut at a blank line after about this many bytes."""
     separator: str = "<|endoftext|>"
     """Ends a document within a plain text; empty: nothing does."""
+    url_field: str = ""
+    """The column or key of a record's address, which its text then carries (``Addressed``); empty: none is read."""
     columns: tuple[tuple[str, str], ...] = ()
     """Of conversations: ``data.columns``."""
     on_bad: Literal["auto", "stop", "skip"] = "stop"

@@ -10,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 from slm.data.bad_records import BadRecordError
 from slm.data.errors import nearest
 from slm.data.readers.html import decode
-from slm.data.readers.reader import CHUNK, Reading
+from slm.data.readers.reader import CHUNK, Reading, addressed
 
 LONGEST_FIELD = 16 << 20
 """Characters of a field; a longer one is a quotation mark that nothing closes."""
@@ -55,6 +55,10 @@ class Table:
         names = [name.strip() for name in names]
         if reading.text_field not in names:
             _check_columns(names, path, reading)
+        if reading.url_field and reading.url_field not in names:
+            detail = f"its columns are {', '.join(map(repr, names[:20]))}"
+            reason = f"a table without the column {reading.url_field!r} for data.blocked_urls"
+            raise BadRecordError(reason, detail=detail, advice="set data.url_field")
         if start > lines.position:
             lines.skip_to(start)
             rows = csv.reader(lines, delimiter=delimiter)
@@ -63,6 +67,13 @@ class Table:
 
     def parse(self, raw: Row, end: int, reading: Reading) -> str:
         """The text column's text, or a line ``name: value`` for each column that is not empty."""
+        text = self._text(raw, end, reading)
+        if not reading.url_field:
+            return text
+        at = raw.names.index(reading.url_field)
+        return addressed(text, raw.values[at] if at < len(raw.values) else "")
+
+    def _text(self, raw: Row, end: int, reading: Reading) -> str:
         names, values = raw
         if not any(map(str.strip, values)):
             return ""

@@ -75,11 +75,12 @@ class Contents:
             examples.append(text[:EXAMPLE_CHARS])
 
 
-class _Sample:
+class Sample:
     """Every n-th document, with n doubled whenever too many were kept."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[int, float, str]] = []
+        """Numbers of documents, their unit hashes (0 where none was given), and the beginnings of their texts."""
         self._every, self._seen, self._chars = 1, 0, 0
 
     def add(self, hashed: float, text: str) -> None:
@@ -107,7 +108,7 @@ def count(
     file. ``reason`` names the filter that rejects a document. ``skipped`` lists the records that are duplicates, by
     file. With a ``limit`` only about so many characters are read, of several files.
     """
-    contents, sample = Contents(), _Sample()
+    contents, sample = Contents(), Sample()
     undivided = False
 
     def select(text: str, given: bool) -> str:
@@ -133,7 +134,7 @@ def count(
             if text is None:
                 contents.left_out[NO_TEXT] += 1
             elif number in listed:
-                contents.left_out[DUPLICATE] += 1
+                contents.reject(text, DUPLICATE)
             elif rejected := reason and reason(text):
                 contents.reject(text, rejected)
             else:

@@ -1,131 +1,44 @@
 """Documents that repeat earlier ones: found in one pass over the sources, and listed so that streams skip them.
 
-Two documents are exact duplicates if their words are the same (case, white space and Unicode composition aside). They
-are near duplicates if the sets of their five-word sequences overlap by ``data.dedup_threshold`` (Jaccard). Near ones
-are found by MinHash and locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998) as the ``rensa`` library
-implements them: 128 hashes in 16 or 32 bands, candidates compared by their sketches. This finds nearly every pair well
-above the threshold, about half of the pairs right at it, and none far below. The first of several duplicates stays.
+``slm.data.quality.repeats`` decides what repeats what.
 """
 
+import contextlib
 import functools
-import hashlib
 import io
 import os
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 
 from slm.data.config import DataConfig
 from slm.data.errors import UserError
 from slm.data.progress import Progress
-from slm.data.quality.words import WORD, normalized
+from slm.data.quality.repeats.on_disk import EXACT, FRESH, NEAR, DiskFinder
 from slm.data.sources.corpus import Corpus, records
 from slm.data.sources.filters import make_filter, options
 from slm.data.sources.plan import Plan, open_whole_corpus
-from slm.data.storage import fingerprint, locked, read_checked, stamps, write_checked
+from slm.data.storage import NoRoomError, fingerprint, is_intact, locked, stamps, write_checked, write_checked_file
 
 VERSION = 1
-N_HASHES = 128
-FEW_BANDS, MANY_BANDS = 16, 32  # thresholds of 0.75 and more need only half the bands, and half the memory
-SHINGLE = 5  # words
-BATCH, BATCH_CHARS = 256, 4 << 20  # documents given to the library at once, and their characters
+BATCH, BATCH_CHARS = 256, 4 << 20  # documents looked at together, and their characters
+_PLACE = np.dtype([("file", "<u4"), ("record", "<u8")])
+_CHUNK = 1 << 20  # documents whose places are looked up in one go
 
 WITHOUT_LIST = "data.dedup=none"
 """The option with which no list of duplicates is needed."""
-
-Verdict = Literal["", "exact", "near"]
-
-
-class Finder:
-    """Decides for each document in turn whether it repeats an earlier one.
-
-    Memory per document: about 90 bytes for ``exact``; for ``near`` 2.2 KB, or 4.6 KB below a threshold of 0.75.
-    """
-
-    def __init__(self, mode: Literal["exact", "near"], threshold: float) -> None:
-        self._seen: set[int] = set()
-        self._near: Any = None
-        self._number = 0
-        if mode == "near":
-            from rensa import RMinHashDeduplicator
-
-            self._near = RMinHashDeduplicator(
-                threshold=threshold,
-                num_perm=N_HASHES,
-                use_lsh=True,
-                num_bands=FEW_BANDS if threshold >= 0.75 else MANY_BANDS,
-                seed=1,
-            )
-
-    def add(self, texts: Sequence[str]) -> list[Verdict]:
-        """A verdict on each text: ``""`` for one that repeats no earlier text."""
-        verdicts: list[Verdict] = []
-        fresh: list[tuple[int, str]] = []
-        for index, text in enumerate(texts):
-            plain = normalized(text)
-            digest = _digest(plain)
-            repeated = digest in self._seen
-            verdicts.append("exact" if repeated else "")
-            if not repeated:
-                self._seen.add(digest)
-                fresh.append((index, plain))
-        if self._near is not None:
-            entries = [(str(self._number + i), shingles(plain)) for i, (_, plain) in enumerate(fresh)]
-            self._number += len(fresh)
-            for (index, _), kept in zip(fresh, self._near.add_pairs(entries), strict=True):
-                if not kept:
-                    verdicts[index] = "near"
-        return verdicts
-
-    def add_signature(self, digest: int, state: bytes) -> Verdict:
-        """``add`` for one text by its ``signature``."""
-        if digest in self._seen:
-            return "exact"
-        self._seen.add(digest)
-        if self._near is None:
-            return ""
-        from rensa import RMinHash
-
-        sketch = RMinHash(num_perm=N_HASHES, seed=1)
-        sketch.__setstate__(state)
-        self._number += 1
-        return "" if self._near.add(str(self._number - 1), sketch) else "near"
-
-
-def signature(text: str, mode: Literal["exact", "near"]) -> tuple[int, bytes]:
-    """What a ``Finder`` has to know of a text: the digest of its words, and for ``near`` its sketch of 700 bytes."""
-    plain = normalized(text)
-    if mode == "exact":
-        return _digest(plain), b""
-    from rensa import RMinHash
-
-    sketch = RMinHash(num_perm=N_HASHES, seed=1)
-    sketch.update(shingles(plain))
-    return _digest(plain), sketch.__getstate__()
-
-
-def _digest(plain: str) -> int:
-    return int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest())
-
-
-def shingles(plain: str) -> list[str]:
-    """The sequences of five words; a shorter text is one sequence."""
-    words = WORD.findall(plain)
-    if len(words) < SHINGLE:
-        return [" ".join(words) or plain.encode("utf-8", "replace").decode()]
-    return list(map(" ".join, zip(*(words[i:] for i in range(SHINGLE)), strict=False)))
 
 
 def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     """The plans, each with the list of duplicates among the documents of all of them; made if it is not in the cache.
 
     ``plans`` are those of all sources and both splits. The first of several duplicates is kept, so validation text
-    should come first. At most ``data.dedup_max_docs`` documents are compared. The embedded stories are not compared:
-    no two are the same.
+    should come first. The embedded stories are not compared: no two are the same.
     """
     assert config.dedup != "none"
     names = names_of(plans)
@@ -138,8 +51,18 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     path = config.cache_folder / "duplicates" / f"{fingerprint(key)}.npz"
     with locked(path.with_suffix(".lock"), without=WITHOUT_LIST):
         if _read(path) is None:
+            _remove_left_files(path.parent)
             _make(path, config, config.dedup, corpora)
     return [replace(plan, duplicates=str(path), listed_as=name) for plan, name in zip(plans, names, strict=True)]
+
+
+def _remove_left_files(folder: Path) -> None:
+    """Remove what processes left that were ended while they made a list: it may be as large as a disk."""
+    from filelock import FileLock, Timeout
+
+    for left in folder.glob("*.work"):
+        with contextlib.suppress(Timeout, OSError), FileLock(left.with_suffix(".lock"), timeout=0):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def names_of(plans: list[Plan]) -> list[str]:
@@ -159,32 +82,57 @@ def names_of(plans: list[Plan]) -> list[str]:
 
 
 def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpora: dict[str, Plan]) -> None:
+    folder = path.with_suffix(".work")
+    with _on_disk(folder, mode):
+        finder = DiskFinder(folder, mode, config.dedup_threshold)
+    try:
+        _look(path, config, mode, corpora, folder, finder)
+    finally:
+        finder.close()
+
+
+def _look(
+    path: Path,
+    config: DataConfig,
+    mode: Literal["exact", "near"],
+    corpora: dict[str, Plan],
+    folder: Path,
+    finder: DiskFinder,
+) -> None:
+    """Write the list of duplicates; ``folder`` is for what is needed until then."""
     progress = Progress(f"looking for {mode} duplicates (once)")
-    finder = Finder(mode, config.dedup_threshold)
-    lists: dict[str, np.ndarray] = {}
-    counts = {"documents": 0, "exact": 0, "near": 0}
+    most = config.dedup_max_docs
+    first: dict[str, int] = {}  # of each corpus: the number of its first document
     cut = False
-    for key, plan in corpora.items():
-        found = (array("Q"), array("Q"))  # files, records
-        for batch, done, total in _batches(plan, open_whole_corpus(plan)):
-            left = config.dedup_max_docs - counts["documents"]
-            cut = cut or len(batch) > left
-            for (file, record, _), verdict in zip(batch, finder.add([text for *_, text in batch[:left]]), strict=False):
-                counts["documents"] += 1
-                if verdict:
-                    counts[verdict] += 1
-                    found[0].append(file)
-                    found[1].append(record)
-            note = (
-                f"{plan.source.label}: {counts['documents']:,} documents, {counts['exact'] + counts['near']:,} repeated"
-            )
-            progress.update(done, total, note)
+    with open(folder / "places", "wb") as places:
+        for key, plan in corpora.items():
+            first[key] = finder.documents
+            for batch, done, total in _batches(plan, open_whole_corpus(plan)):
+                left = len(batch) if most is None else most - finder.documents
+                cut = cut or len(batch) > left
+                with _on_disk(folder, mode):
+                    finder.add([text for *_, text in batch[:left]])
+                    np.array([each[:2] for each in batch[:left]], dtype=_PLACE).tofile(places)
+                progress.update(done, total, f"{plan.source.label}: {finder.documents:,} documents")
+                if cut:
+                    break
             if cut:
                 break
-        lists[key] = np.array([found[0], found[1]], dtype=np.uint64).reshape(2, -1)
+    with _on_disk(folder, mode):
+        verdicts = finder.verdicts()
+        counts = np.zeros(3, dtype=np.int64)
+        for start in range(0, len(verdicts), _CHUNK):
+            counts += np.bincount(verdicts[start : start + _CHUNK], minlength=3)
+        ends = [*list(first.values())[1:], finder.documents]
+        lists = {
+            key: _places(folder, verdicts, start, end) for (key, start), end in zip(first.items(), ends, strict=True)
+        }
+        for key in corpora:
+            lists.setdefault(key, np.zeros((2, 0), dtype=np.uint64))
+        np.savez(folder / "list.npz", **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
     progress.done()
-    write(path, lists)
-    report(counts, cut=cut)
+    write_checked_file(path, folder / "list.npz", without=WITHOUT_LIST)
+    report({"documents": finder.documents, "exact": int(counts[EXACT]), "near": int(counts[NEAR])}, cut=cut)
 
 
 def write(path: Path, lists: dict[str, np.ndarray]) -> None:
@@ -201,6 +149,39 @@ def report(counts: Mapping[str, int], *, cut: bool) -> None:
         "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else ""),
         flush=True,
     )
+
+
+@contextlib.contextmanager
+def _on_disk(folder: Path, mode: str) -> Iterator[None]:
+    """Turns a full disk into one line."""
+    try:
+        yield
+    except OSError as error:
+        disk = {"exact": "25 bytes", "near": "0.7 to 0.9 KB"}[mode]
+        raise NoRoomError(
+            f"{folder} cannot be written ({error.strerror or error}): looking for {mode} duplicates takes {disk} of "
+            f"disk for each document while it lasts: make room, name another folder with data.cache_dir=DIR, or add "
+            f"{WITHOUT_LIST}"
+        ) from error
+
+
+def _places(folder: Path, verdicts: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Of a corpus, whose documents have the numbers from ``start`` to ``end``, those that are repeated: files and
+    records, ``np.uint64[2, n]``, in a file."""
+    n = sum(int((verdicts[at : min(end, at + _CHUNK)] != FRESH).sum()) for at in range(start, end, _CHUNK))
+    if not n:
+        return np.zeros((2, 0), dtype=np.uint64)
+    found = np.memmap(folder / f"list-{start}", dtype=np.uint64, mode="w+", shape=(2, n))
+    filled = 0
+    with open(folder / "places", "rb") as file:
+        file.seek(start * _PLACE.itemsize)
+        for at in range(start, end, _CHUNK):
+            repeated = verdicts[at : min(end, at + _CHUNK)] != FRESH
+            places = np.fromfile(file, dtype=_PLACE, count=len(repeated))[repeated]
+            found[0, filled : filled + len(places)] = places["file"]
+            found[1, filled : filled + len(places)] = places["record"]
+            filled += len(places)
+    return found
 
 
 def _batches(plan: Plan, corpus: Corpus[str]) -> Iterator[tuple[list[tuple[int, int, str]], float, int]]:
@@ -238,12 +219,35 @@ def load(plan: Plan) -> dict[int, np.ndarray]:
 
 
 def _read(path: Path) -> dict[str, dict[int, np.ndarray]] | None:
-    content = read_checked(path)
-    if content is None:
+    """The lists, which stay in their file: every process looks at the same copy. None if it is missing or damaged."""
+    if not is_intact(path):
         return None
-    with np.load(io.BytesIO(content)) as file:
-        lists = {}
-        for key in file.files:
-            numbers, skipped = file[key]  # of files and of their records
-            lists[key] = {int(each): np.sort(skipped[numbers == each]) for each in np.unique(numbers)}
-    return lists
+    with zipfile.ZipFile(path) as members, open(path, "rb") as file:
+        return {
+            member.filename.removesuffix(".npy"): _by_file(_mapped(path, file, member.header_offset))
+            for member in members.infolist()
+        }
+
+
+def _mapped(path: Path, file: BinaryIO, header: int) -> np.ndarray:
+    """An array of a file that ``np.savez`` made, as it lies there."""
+    file.seek(header + 26)
+    lengths = np.fromfile(file, dtype="<u2", count=2)  # of the name and of the extra fields
+    file.seek(int(lengths.sum()), os.SEEK_CUR)
+    np.lib.format.read_magic(file)
+    shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+    if 0 in shape:
+        return np.zeros(shape, dtype=dtype)
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=file.tell(), shape=shape))
+
+
+def _by_file(places: np.ndarray) -> dict[int, np.ndarray]:
+    """The records by file, of places in order of files and records."""
+    files, numbers = places
+    found: dict[int, np.ndarray] = {}
+    at = 0
+    while at < len(files):
+        end = int(np.searchsorted(files, files[at], side="right"))
+        found[int(files[at])] = numbers[at:end]
+        at = end
+    return found

@@ -20,7 +20,7 @@ from slm.data.bad_records import REPLACED, TALLY, BadRecordError
 from slm.data.config import is_prepared
 from slm.data.errors import UserError, excerpt, nearest
 from slm.data.readers import plain_text
-from slm.data.readers.reader import BYTE_ORDER_MARK, Raw, Reading, pieces
+from slm.data.readers.reader import BYTE_ORDER_MARK, Raw, Reading, addressed, pieces, url_of
 from slm.data.sources import kinds
 from slm.data.sources.compressed import COMPRESSED_SUFFIXES, open_binary
 from slm.data.sources.kinds import PLAIN, READERS, RECORDS, TABLES, file_format
@@ -101,6 +101,7 @@ class TextFile:
         except BadRecordError as error:
             self.leave_out(error, end)
             return ""
+        url = url_of(text)  # which a text that is made of this one does not have
         if "\0" in text:
             self._replaced("a NUL character", text.count("\0"), raw, end)
             text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
@@ -109,7 +110,7 @@ class TextFile:
             text, n_lone = _well_formed(text)
             if n_lone:
                 self._replaced("a lone surrogate (half of a character)", n_lone, raw, end)
-        return text
+        return addressed(text, url) if url else text
 
     def leave_out(self, error: BadRecordError, position: int) -> None:
         """Count a bad record and go on; UserError with ``on_bad="stop"``, with ``auto`` for what is not converted."""

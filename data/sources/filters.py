@@ -11,11 +11,12 @@ from typing import Any
 from slm.data.chat.formats import from_document, plain_text, to_document
 from slm.data.config import FILTERS, SourceConfig
 from slm.data.errors import UserError
-from slm.data.quality import own, personal
+from slm.data.quality import blocked, c4, language, own, personal
 from slm.data.quality.characters import by_characters
 from slm.data.quality.contamination import LONG, Contamination
 from slm.data.quality.repetition import VERSION as RULES_VERSION
-from slm.data.quality.repetition import broken_rule
+from slm.data.quality.repetition import Rules, broken_rule
+from slm.data.readers.reader import url_of
 from slm.data.sources import files
 from slm.data.sources.compressed import open_binary
 from slm.data.sources.conversations import chat_files
@@ -25,6 +26,8 @@ Reason = Callable[[str], str | None]
 Change = Callable[[str], str]
 CUT = "[passage of data.decontaminate]"
 """What ``note`` of ``make_change`` is told of a passage that is cut out."""
+LINE = "[line of rules=c4]"
+"""What it is told of a line that C4's rules leave out."""
 _NOT_SPOKEN = ("role", "name", "type", "id", "tool_call_id")
 """Fields of a message that hold no text of a person."""
 
@@ -38,8 +41,16 @@ def make_filter(source: SourceConfig, *, validation_text: bool = False) -> Reaso
     characters = by_characters(source)
     spoken: Change = plain_text if source.is_chat else str
     steps: list[Reason] = []
-    if source.rules != "none":
-        steps.append(lambda text: (rule := broken_rule(text, source.rules)) and f"rules ({rule})")
+    if source.languages:
+        language.check(source.languages)
+        steps.append(lambda text: _foreign(text, frozenset(source.languages)))
+    if gopher := _gopher(source):
+        steps.append(lambda text: (rule := broken_rule(text, gopher)) and f"rules ({rule})")
+    if "c4" in source.rule_sets:
+        steps.append(lambda text: (rule := c4.clean(text).broken) and f"rules ({rule})")
+    if source.blocked_words:
+        words = _words(source.blocked_words, blocked.identity(source.blocked_words, blocked.WORDS))
+        steps.append(lambda text: "blocked_words" if words.found(text) else None)
     if source.filter:
         keeps = own.own_filter(source.filter)
         steps.append(lambda text: None if keeps(text) else "filter")
@@ -47,10 +58,15 @@ def make_filter(source: SourceConfig, *, validation_text: bool = False) -> Reaso
         contamination = _contamination(stamps(_evaluation_files(source)))
         long = float("inf") if source.is_chat else LONG
         steps.append(lambda text: "decontaminate" if len(text) < long and contamination.is_in(text) else None)
-    if not steps:
+    urls = None
+    if source.blocked_urls:
+        urls = _urls(source.blocked_urls, blocked.identity(source.blocked_urls, blocked.URLS))
+    if not steps and urls is None:
         return characters
 
     def reason(text: str) -> str | None:
+        if urls is not None and urls.found(url_of(text)):
+            return "blocked_urls"
         if characters is not None and (found := characters(text)):
             return found
         said = spoken(text)
@@ -67,6 +83,16 @@ def make_change(
     ``note`` is told what is masked or cut out, as a mark of its kind and what stood there.
     """
     steps: list[Change] = []
+    if "c4" in source.rule_sets:
+
+        def clean(text: str) -> str:
+            cleaned = c4.clean(text)
+            if note is not None:
+                for line in cleaned.dropped:
+                    note(LINE, line)
+            return cleaned.text
+
+        steps.append(clean)
     if source.decontaminate and not validation_text and not source.is_chat:
         contamination = _contamination(stamps(_evaluation_files(source)))
 
@@ -126,8 +152,16 @@ def options(source: SourceConfig) -> tuple[tuple[str, Any], ...]:
         ("script", source.script_key),
         ("min_script", source.min_script),
     ]
-    if source.rules != "none":
-        found.append(("rules", (source.rules, RULES_VERSION)))
+    if source.languages:
+        found.append(("languages", (tuple(sorted(source.languages)), language.identity())))
+    if gopher := _gopher(source):
+        found.append(("rules", (gopher, RULES_VERSION)))
+    if "c4" in source.rule_sets:
+        found.append(("rules", ("c4", c4.VERSION)))
+    if source.blocked_words:
+        found.append(("blocked_words", blocked.identity(source.blocked_words, blocked.WORDS)))
+    if source.blocked_urls:
+        found.append(("blocked_urls", (blocked.identity(source.blocked_urls, blocked.URLS), source.url_field)))
     if source.filter:
         found.append(("filter", own.identity(source.filter)))
     if source.decontaminate:
@@ -135,6 +169,26 @@ def options(source: SourceConfig) -> tuple[tuple[str, Any], ...]:
     if source.mask_personal:
         found.append(("mask_personal", personal.VERSION))
     return tuple(found)
+
+
+def _gopher(source: SourceConfig) -> Rules | None:
+    """Which of Gopher's rules count."""
+    return "gopher" if "gopher" in source.rule_sets else "repetition" if "repetition" in source.rule_sets else None
+
+
+def _foreign(text: str, languages: frozenset[str]) -> str | None:
+    found = language.language_of(text)
+    return None if found in languages else f"languages ({found})"
+
+
+@functools.lru_cache(maxsize=4)
+def _words(path: str, content: str) -> blocked.Words:
+    return blocked.read_words(path)
+
+
+@functools.lru_cache(maxsize=4)
+def _urls(path: str, content: str) -> blocked.Urls:
+    return blocked.read_urls(path)
 
 
 def _evaluation_files(source: SourceConfig) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from slm.data.config import SourceConfig
 from slm.data.errors import UserError
-from slm.data.sources.contents import Contents, Document, count
+from slm.data.sources.contents import NO_TEXT, Contents, Document, count
 from slm.data.sources.conversations.chat_files import ChatFileCorpus
 from slm.data.sources.corpus import Corpus, FileCorpus, Select
 from slm.data.sources.files import Reading, few_names
@@ -57,7 +57,14 @@ def hold_out(
     ``divisible``: whether long documents of plain text give up a passage, instead of all or nothing.
     """
     paths = [path for path, _, _ in stamped]
-    documents = documents_of(stamped, reading, filters)
+    contents = contents_of(stamped, reading, filters)
+    documents = contents.documents
+    if not documents and contents.left_out.total() > contents.left_out[NO_TEXT]:
+        reasons = ", ".join(f"{count:,} by {why}" for why, count in contents.left_out.most_common(5))
+        raise UserError(
+            f"nothing is left of {few_names(paths)}: of {contents.records:,} records are left out {reasons}; change "
+            "these options of data, or give other text"
+        )
     if not documents:
         raise UserError(f"the corpus is empty: {few_names(paths)} hold no text; check data.files and data.text_field")
     divided = DIVIDED_OF_FEW if len(documents) < FEW_DOCUMENTS else DIVIDED

@@ -12,6 +12,7 @@ from slm.data.chat import message_trees
 from slm.data.config import SourceConfig
 from slm.data.errors import UserError, excerpt, nearest, one_line
 from slm.data.readers import parquet
+from slm.data.readers.reader import addressed
 from slm.data.sources.conversations.chat_files import to_conversation
 from slm.data.sources.conversations.chat_records import Record, row_of
 from slm.data.sources.retry import retry
@@ -96,8 +97,14 @@ def open_split(source: SourceConfig, split: str) -> Any:
                 f"{source.path} has no column {source.text_field!r}; its columns are "
                 f"{', '.join(map(repr, columns))}: set data.text_field"
             )
+        wanted = [source.text_field, *([source.url_field] if source.blocked_urls else [])]
+        if wanted[-1] not in columns:
+            raise UserError(
+                f"{source.path} has no column {wanted[-1]!r} for data.blocked_urls; its columns are "
+                f"{', '.join(map(repr, columns))}: set data.url_field"
+            )
         # Tables of Arrow's, one row each: rows as Python's values would end at the first text that is not UTF-8.
-        return dataset.select_columns([source.text_field]).with_format("arrow")
+        return dataset.select_columns(wanted).with_format("arrow")
 
 
 def resolve(source: SourceConfig) -> str:
@@ -219,7 +226,7 @@ class _Rows:
         return Record(features.decode_example(record.value), record.where)  # of columns that hold JSON as text
 
     def _text(self, table: Any) -> str:
-        scalar = table.column(0)[0]
+        scalar = table.column(self._source.text_field)[0]
         try:
             raw = parquet.raw_text(scalar)
             text = parquet.parse_text(raw, field=self._source.text_field)
@@ -231,8 +238,17 @@ class _Rows:
             return self._leave_out(error.reason, detail=error.detail)
         if "\0" in text:
             self._count("a NUL character", text, count=text.count("\0"), kind=REPLACED)
-            return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+            text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+        if self._source.blocked_urls:
+            text = addressed(text, self._url(table))
         return text
+
+    def _url(self, table: Any) -> str | None:
+        try:
+            raw = parquet.raw_text(table.column(self._source.url_field)[0])
+        except TypeError:
+            return None
+        return None if raw is None else raw.decode("utf-8", "replace")
 
     def _other(self, scalar: Any) -> Any:
         """The value of a column that is none of text: JSON of several types holds texts, too."""

@@ -145,6 +145,7 @@ class Plan:
         s = self.source
         return Reading(
             text_field=_field(s),
+            url_field=s.url_field if s.blocked_urls else "",
             columns=s.column_pairs,
             document_bytes=self.document_bytes,
             separator=s.separator,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from slm.data.config import DataConfig
+from slm.data.quality.repeats.in_memory import Finder
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.documents import make_plans
-from slm.data.sources.duplicates import Finder
 from slm.data.statistics import Statistics, histogram, read
 from slm.data.tales.story import story
 

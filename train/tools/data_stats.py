@@ -14,8 +14,8 @@ from slm.data.account.listing import show_files
 from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
 from slm.data.errors import UserError, one_line
+from slm.data.quality.repeats.in_memory import Finder
 from slm.data.sources.documents import make_plans, sample_documents
-from slm.data.sources.duplicates import Finder
 from slm.data.sources.plan import SMALL_CORPUS, plan_sources
 from slm.data.statistics import Statistics
 from slm.data.storage import atomic_write_bytes
@@ -32,6 +32,8 @@ from slm.train.tools.prepare import show_prepared
 COMPARED_BYTES = 1_000_000
 """Text that is encoded for the comparison with GPT-2's tokenizer."""
 GPT2 = "gpt2"
+LANGUAGES = 12
+"""Of a source so many are named."""
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
 
@@ -77,11 +79,20 @@ def main(argv: list[str]) -> int:
     text = show_accounts(config, tokenizer)
     counted = count(config.data, tokenizer, stats, seed=seed)
     show(counted, config.data, tokenizer)
+    known = {(each["source"], why) for each in text for why in each["examples"]}
+    languages = {name: each.languages() for name, (each, _) in counted.items() if each.plan.source.from_hub}
+    for name, (each, _) in counted.items():
+        source = each.plan.source.label
+        show_left_out(name, {why: texts for why, texts in each.rejected.items() if (source, why) not in known})
+        show_languages(name, languages.get(name, {}))
     next_to = next_to_gpt2(config, tokenizer)
     record: dict[str, Any] = {
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
-        "sources": {name: each.record() | {"complete": whole} for name, (each, whole) in counted.items()},
+        "sources": {
+            name: each.record() | {"complete": whole, "languages": languages.get(name, {})}
+            for name, (each, whole) in counted.items()
+        },
         "text": text,
         "bytes_per_token": next_to,
         "plot": None,
@@ -137,12 +148,28 @@ def show_accounts(config: DataStatsConfig, tokenizer: Tokenizer) -> list[dict[st
     if rows:
         table("What is taken for training", ["source", "what", "how many"], rows)
     for each in accounts:
-        for why, texts in each.examples.items():
-            for text in texts:
-                print(f"{each.source}: left out by {why}: {one_line(text, EXAMPLE_CHARS)}")
+        show_left_out(each.source, each.examples)
+        each.find_languages()
+        show_languages(each.source, each.languages)
         for kind, stood in each.changes:
             print(f"{each.source}: masked or cut out as {kind}: {one_line(stood, EXAMPLE_CHARS)}")
-    return [each.record() for each in accounts]
+    return [each.record() | {"examples": each.examples, "languages": each.languages} for each in accounts]
+
+
+def show_left_out(source: str, examples: dict[str, list[str]]) -> None:
+    """Print examples of what is left out, by reason."""
+    for why, texts in examples.items():
+        for text in texts:
+            print(f"{source}: left out by {why}: {one_line(text, EXAMPLE_CHARS)}")
+
+
+def show_languages(source: str, counts: dict[str, int]) -> None:
+    """Print which languages were found in a sample."""
+    n = sum(counts.values())
+    if n:
+        shares = ", ".join(f"{code} {each / n:.1%}" for code, each in list(counts.items())[:LANGUAGES])
+        others = sum(list(counts.values())[LANGUAGES:])
+        print(f"{source}: languages of {n:,} documents: {shares}" + (f", others {others / n:.1%}" if others else ""))
 
 
 def _all_here(data: DataConfig) -> bool:

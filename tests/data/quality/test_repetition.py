@@ -61,5 +61,5 @@ def test_the_option():
     assert reason(PROSE) is None
     assert reason("Short.") == "rules (fewer than 50 words or more than 100,000)"
     assert make_filter(SourceConfig(kind="tales", rules="repetition"))("Short.") is None
-    with pytest.raises(UserError, match="rules=gophr must be none, repetition or gopher"):
+    with pytest.raises(UserError, match="rules=gophr must be none, repetition, gopher, c4"):
         SourceConfig(kind="tales", rules="gophr")

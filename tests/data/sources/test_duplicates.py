@@ -1,15 +1,23 @@
 """Duplicates: what counts as one, that the first stays, and that the list survives whatever happens to its file."""
 
+import io
 import json
 import os
 import random
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from slm.data.config import DataConfig, SourceConfig
+from slm.data.quality.repeats.in_memory import Finder
+from slm.data.quality.repeats.sketch import shingles
+from slm.data.quality.words import normalized
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.documents import iter_documents, make_plans
-from slm.data.sources.duplicates import Finder, normalized, shingles
+from slm.data.sources.duplicates import load
+from slm.data.storage import NoRoomError, locked, read_checked
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 
@@ -221,3 +229,59 @@ def test_files_that_look_the_same_by_name_and_size_are_two(tmp_path):
     plans = make_plans(mixed, "train")
     assert plans[0].corpus == plans[1].corpus
     assert [each.listed_as for each in make_plans(mixed, "validation")] == [each.listed_as for each in plans]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it needs a limit on the size of files")
+@pytest.mark.parametrize("mode", ["exact", "near"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path, mode):
+    """A limit on the size of files takes the disk's place."""
+    import resource
+
+    path = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(600)] * 2)
+    options = config(path, dedup=mode)
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, usual[1]))
+    try:
+        with pytest.raises(NoRoomError, match=r"cannot be written .* of disk for each document .*data\.dedup=none"):
+            make_plans(options, "train")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    folder = tmp_path / "a.jsonl.cache" / "duplicates"
+    assert not list(folder.glob("*.work"))
+    assert len(both_splits(options)) == 600
+
+
+def test_what_an_ended_process_left_is_removed(tmp_path):
+    path = write(tmp_path / "a.jsonl", [article(seed, 20) for seed in range(20)])
+    folder = tmp_path / "a.jsonl.cache" / "duplicates"
+    left, in_use = folder / "0.work", folder / "1.work"
+    for each in (left, in_use):
+        each.mkdir(parents=True)
+        (each / "sketches").write_text("much")
+    with locked(folder / "1.lock"):
+        make_plans(config(path, dedup="exact"), "train")
+    assert not left.exists()
+    assert in_use.exists()
+
+
+def test_a_list_of_many_files_and_corpora_is_read_as_it_was_written(tmp_path):
+    """In the form that earlier versions wrote, so that their lists and positions stay valid."""
+    rng = random.Random(5)
+    for part in range(12):
+        rows = [f"text {rng.randrange(30)}" for _ in range(rng.choice([0, 1, 40]))]
+        write(tmp_path / f"{part:02d}.jsonl", rows or [""])
+    options = config(tmp_path, dedup="exact", cache_dir=str(tmp_path.with_suffix(".cache")))
+    (plan,) = make_plans(options, "train")
+    seen, expected = set(), {}
+    for number, file in enumerate(plan.files):
+        for record, line in enumerate(Path(file).read_text().splitlines()):
+            text = json.loads(line)["text"]
+            if text and text in seen:
+                expected.setdefault(number, []).append(record)
+            seen.add(text)
+    assert {file: found.tolist() for file, found in load(plan).items()} == expected
+    content = read_checked(Path(plan.duplicates))
+    before = io.BytesIO()
+    pairs = [(file, record) for file, found in expected.items() for record in found]
+    np.savez(before, **{plan.listed_as: np.array(list(zip(*pairs, strict=True)), dtype=np.uint64)})
+    assert content == before.getvalue()

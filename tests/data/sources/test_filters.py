@@ -3,6 +3,7 @@
 import pytest
 
 from slm.data.config import DataConfig, SourceConfig
+from slm.data.errors import UserError
 from slm.data.sources.documents import iter_documents
 from slm.data.sources.filters import make_filter
 
@@ -65,3 +66,10 @@ def test_a_small_corpus_holds_out_text_that_passes(tmp_path):
     validation = list(iter_documents(config, "validation", 1))
     assert 1500 < sum(map(len, validation)) < 20_000
     assert len(validation) + len(list(iter_documents(config, "train", 1))) == 40
+
+
+def test_where_nothing_is_left_the_filters_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "short"}\n{"text": ""}\n{"text": "shorter"}\n')
+    with pytest.raises(UserError, match=r"nothing is left of .*: of 3 records are left out 2 by min_chars, 1 by"):
+        list(iter_documents(DataConfig(kind="files", files=[str(path)], min_chars=100), "train", 1))

@@ -97,3 +97,35 @@ def test_a_terminal_gets_colour_and_no_marks():
     assert "\x1b[2J" not in shown  # a text must not move the cursor
     assert colored(Rendered("ab", ((1, 2),), ()), terminal=True) == "a\x1b[32mb\x1b[0m"
     assert colored(Rendered("ab", ((1, 2),), ()), terminal=False) == "a[[b]]"
+
+
+def test_each_filter_is_counted_with_examples_and_languages_are_named(tmp_path, capsys):
+    english = [story(1, index) for index in range(30)]
+    french = [f"Les {n} enfants sont descendus à la rivière parce que l'eau était chaude le soir." for n in range(8)]
+    brackets = [f"{english[0]} {{{n}}}" for n in range(5)]
+    rows = [*english, *french, *brackets, english[3]]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    filters = [
+        "data.languages=[en]",
+        "data.rules=c4",
+        "data.val_fraction=0.1",
+        "tokenizer.vocab_size=300",
+        "stats.plot=",
+    ]
+    hub = ["data=tinystories", f"data.path={tmp_path / 'data'}", "data.val_split="]
+    for source in (["data=local", f"data.files=[{tmp_path / 'data'}]"], hub):
+        assert data_stats.main([*source, *filters, f"data.cache_dir={tmp_path / 'cache'}"]) == 0
+        out = capsys.readouterr().out
+        record = json.loads(out.splitlines()[-1])
+        (found,) = record["sources"].values()
+        assert found["left_out"] == {"languages (fr)": 8, "rules (a curly bracket)": 5}
+        assert (found["documents"], found["exact_duplicates"]) == (44, 1)
+        for why, texts in (("languages (fr)", french), ("rules (a curly bracket)", brackets)):
+            shown = [line for line in out.splitlines() if f"left out by {why}: " in line]
+            assert len(shown) == 3
+            for line, text in zip(shown, texts, strict=False):
+                assert line.partition(": left out by ")[2].partition(": ")[2].startswith(" ".join(text.split())[:99])
+        assert out.count("left out by exact duplicates: ") == 1
+        assert "documents: en " in out
+    assert found["languages"] == {"en": 36, "fr": 8}
