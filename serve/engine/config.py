@@ -86,6 +86,8 @@ class EngineConfig(EngineOptions):
     """A template in place of the model's own."""
     adapter: Path | None = None
     """The file of a LoRA adapter that all sequences are computed with."""
+    adapter_scale: float = 1.0
+    """By what its part is multiplied: 0 is the model without it."""
 
     def __post_init__(self) -> None:
         limits = {

@@ -72,7 +72,9 @@ class ModelRunner:
             )
 
         try:
-            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
+            self.adapter = (
+                Adapter(self.model, config.adapter, scale=config.adapter_scale) if config.adapter is not None else None
+            )
             self.context = make_context(length)
         except BaseException:
             self.model.close()

@@ -194,7 +194,7 @@ class Context:
         if adapter.model is not self.model:
             raise MisuseError("the adapter was loaded for another model")
         adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter._open())
-        if C.llama_set_adapters_lora(self._ctx, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+        if C.llama_set_adapters_lora(self._ctx, adapters, 1, (ctypes.c_float * 1)(adapter.scale)) != 0:
             raise LlamaError(f"llama.cpp cannot use the adapter {adapter.path}: {first_error()}")
 
     def set_threads(self, n: int) -> None:

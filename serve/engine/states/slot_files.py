@@ -28,7 +28,7 @@ def cache_mark(config: EngineConfig) -> str:
     for path in (config.model_path, config.adapter):
         if path is not None:
             size = path.stat().st_size
-            digest.update(str(size).encode())
+            digest.update(f"{size} {config.adapter_scale}".encode())
             with path.open("rb") as file:
                 for i in range(_SAMPLES):
                     file.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))

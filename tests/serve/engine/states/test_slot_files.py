@@ -22,6 +22,7 @@ def test_a_file_is_for_one_model_and_cache(tmp_path, tiny_path):
         cache_mark(EngineConfig(model_path=tiny_path, kv_type_v="q8_0")),
         cache_mark(EngineConfig(model_path=tiny_gguf.write(tmp_path / "other.gguf", n_layers=1))),
         cache_mark(EngineConfig(model_path=tiny_path, adapter=tmp_path / "other.gguf")),
+        cache_mark(EngineConfig(model_path=tiny_path, adapter=tmp_path / "other.gguf", adapter_scale=0.5)),
     ]
     assert len(set(marks)) == len(marks)
     path = tmp_path / "one.bin"
