@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -26,6 +26,8 @@ from slm.serve.api.routes.base import RequestContext
 from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices
 from slm.serve.engine.messages import Generate, ListSlots, SlotAction, SlotMoved
 from slm.serve.infill import NO_FIM
+
+_ACTIONS: dict[str, Literal["save", "restore", "erase"]] = {"save": "save", "restore": "restore", "erase": "erase"}
 
 
 class NativeRoutes(GenerationRoutes):
@@ -195,8 +197,8 @@ class NativeRoutes(GenerationRoutes):
 
     async def change_slot(self, request: Request) -> Response:
         """POST /slots/SLOT?action=save|restore|erase"""
-        body, action = await self._read(request, SlotChange), request.query_params.get("action")
-        if action not in ("save", "restore", "erase"):
+        body, action = await self._read(request, SlotChange), _ACTIONS.get(request.query_params.get("action", ""))
+        if action is None:
             message = "action in the address must be save, restore or erase."
             raise ApiError(400, message, param="action", code="invalid_value")
         number = request.path_params["slot"]
