@@ -27,6 +27,7 @@ from slm.serve.pool.engine_process import preload
 from slm.serve.pool.model_files import named_adapters, named_models
 
 if TYPE_CHECKING:
+    from slm.serve.pool.model_files import ScaledAdapter
     from slm.serve.pool.model_pool import Loaded, Pool
 
 
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     )
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
     adapters = named_adapters(config.serve.lora, next(iter(paths.items())), paths)
-    for note in [*notes, *stale_lines([*paths.values(), *adapters.values()])]:
+    for note in [*notes, *stale_lines([*paths.values(), *(each.path for each in adapters.values())])]:
         print(note, flush=True)
     options = config.serve
     keys = all_keys(options.api_keys, options.api_key_file, os.environ.get("SLM_API_KEY"))
@@ -91,7 +92,7 @@ def _end(number: int, _: object) -> None:
 async def _serve(
     config: ServeConfig,
     paths: dict[str, Path],
-    adapters: dict[str, Path],
+    adapters: dict[str, ScaledAdapter],
     listener: socket.socket,
     keys: Sequence[Key],
 ) -> int:
@@ -111,7 +112,7 @@ async def _serve(
         base = replace(base, chat_template=Path(options.chat_template).read_text(encoding="utf-8"))
         engines[next(iter(paths))] = base
     # Each adapter has an engine of its own: its KV caches hold nothing that was computed without it.
-    engines |= {name: replace(base, adapter=path) for name, path in adapters.items()}
+    engines |= {name: replace(base, adapter=each.path, adapter_scale=each.scale) for name, each in adapters.items()}
     budget = None
     if len(engines) > 1:
         share_cores()  # or engines that compute at the same time would wait for each other's spinning threads

@@ -75,6 +75,8 @@ class ServerOptions(EngineOptions):
     """Whether there are pages for people."""
     chat_template: str | None = None
     """The path of a Jinja template in place of the model's own."""
+    slot_save_path: str | None = None
+    """The folder of saved slots; None: none can be saved."""
     hosts: list[str] = field(default_factory=list)
     """Names under which a server without a key answers, besides localhost and addresses; ``*``: all."""
     cors_origins: list[str] = field(default_factory=list)

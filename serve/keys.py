@@ -1,4 +1,4 @@
-"""The keys that clients may use, each with a name for the access log where a file gives one.
+"""The keys that clients may use, each with a name for the access log and with limits where a file gives them.
 
 Tested in tests/serve/test_keys.py.
 """
@@ -13,6 +13,18 @@ from pathlib import Path
 from slm.data.errors import UserError
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_LIMIT = re.compile(r"(parallel|requests_per_minute|tokens_per_minute)=(.*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a key may ask for. 0: without limit."""
+
+    parallel: int = 0
+    """Requests at a time."""
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    """Of prompts and replies together."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class Key:
 
     secret: str
     name: str = ""
+    limits: Limits = Limits()
 
 
 def all_keys(listed: Sequence[str], path: str | None, of_environment: str | None) -> list[Key]:
@@ -38,7 +51,8 @@ def all_keys(listed: Sequence[str], path: str | None, of_environment: str | None
 
 
 def read_keys(path: Path) -> list[Key]:
-    """A key per line, after its name and a space where it has one. Empty lines and those that begin with # are none.
+    """A key per line, after its name and a space where it has one, and before its limits. Empty lines and those that
+    begin with # are none.
 
     Raises ``UserError``: an empty file would make a server without keys.
     """
@@ -54,14 +68,33 @@ def read_keys(path: Path) -> list[Key]:
         if not words or words[0].startswith("#"):
             continue
         where = f"serve.api_key_file={path}, line {number}"
+        n_limits = next((n for n, word in enumerate(reversed(words[1:])) if not _LIMIT.fullmatch(word)), len(words) - 1)
+        limits = _limits(words[len(words) - n_limits :], where)
+        words = words[: len(words) - n_limits]
         if len(words) > 2:
-            raise UserError(f"{where} has {len(words)} words; write KEY, or NAME KEY")
+            # No word of it is shown: any of them may be the key.
+            raise UserError(
+                f"{where} has {len(words)} words; write KEY, or NAME KEY, then limits such as parallel=2, "
+                "requests_per_minute=30, tokens_per_minute=20000"
+            )
         name = words[0] if len(words) == 2 else ""
         if name and not _NAME.fullmatch(name):
             raise UserError(f"{where}: the name may have letters, digits and . _ @ - only, at most 64 of them")
         if name and any(each.name == name for each in keys):
             raise UserError(f"{where}: there is a key named {name} already")
-        keys.append(Key(words[-1], name))
+        keys.append(Key(words[-1], name, limits))
     if not keys:
         raise UserError(f"serve.api_key_file={path} holds no key; write one per line, or leave the option out")
     return keys
+
+
+def _limits(words: Sequence[str], where: str) -> Limits:
+    given: dict[str, int] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        if not value.isascii() or not value.isdigit() or not 0 < int(value) < 1 << 31:
+            raise UserError(f"{where}: {name} is {value[:20]!r}; it must be a whole number above 0")
+        if name in given:
+            raise UserError(f"{where}: {name} is given twice")
+        given[name] = int(value)
+    return Limits(**given)

@@ -19,7 +19,7 @@ from starlette.types import ExceptionHandler, Scope
 from slm.serve.api import client_fields
 from slm.serve.api.access_log import AccessLog, Writer, record_of
 from slm.serve.api.anthropic.message_builder import error_body as anthropic_error
-from slm.serve.api.api_keys import RequireKey
+from slm.serve.api.api_keys import KeyLimits, RequireKey
 from slm.serve.api.browser_guard import BrowserGuard
 from slm.serve.api.errors import ApiError, engine_down, not_loaded, queue_full, request_failed
 from slm.serve.api.ollama.builder import error_body as ollama_error
@@ -27,7 +27,7 @@ from slm.serve.api.request_body import BodyRoom
 from slm.serve.api.routes.table import api_routes
 from slm.serve.api.static_pages import is_page, page_routes
 from slm.serve.config import ServerOptions
-from slm.serve.keys import Key
+from slm.serve.keys import Key, Limits
 from slm.serve.pool.model_pool import ModelNotLoadedError, Pool
 from slm.serve.pool.request_stream import EngineDownError, QueueFullError, RequestFailedError, TooManySequencesError
 
@@ -61,6 +61,8 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> Acce
                 respond=_error_response,
             )
         )
+        if any(key.limits != Limits() for key in keys):
+            middleware.append(Middleware(KeyLimits, keys=keys, respond=_error_response))
     else:
         middleware.insert(0, Middleware(BrowserGuard, hosts=options.hosts, respond=_error_response))
     middleware.append(Middleware(BodyRoom, max_bytes=options.max_body_bytes))

@@ -36,6 +36,8 @@ class Post:
     more_errors: tuple[str, ...] = ()
     """Statuses that other routes do not have."""
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parameters: tuple[dict[str, Any], ...] = ()
+    """Of the path and the query."""
 
 
 @dataclass(frozen=True, kw_only=True)

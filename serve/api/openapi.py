@@ -307,7 +307,7 @@ def _post(post: Post, keyed: bool) -> dict[str, Any]:
         "tags": [post.tag],
         "summary": post.summary,
         "description": " ".join(post.about.split()),
-        "parameters": [_ID],
+        "parameters": [*post.parameters, _ID],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {
             "200": {"description": "The response", "content": content},

@@ -16,7 +16,7 @@ DEFAULT_CONTEXT = 4096
 """Tokens: the most that a sequence gets where no context is configured."""
 
 Speculate = Literal["none", "lookup", "draft"]
-KvType = Literal["f32", "f16", "bf16", "q8_0"]
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "iq4_nl", "q4_1", "q4_0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,11 @@ class EngineOptions:
     kv_type: KvType = "f16"
     """How the cache stores numbers. For an f32 model, "f32" with ``flash_attn=False`` makes other requests nearly
     invisible (differences of 1e-6 in the logits instead of 1e-2), at twice the memory."""
+    kv_type_v: KvType | None = None
+    """How it stores values, where not as keys. Blocks (q8_0 and below) need flash attention."""
     flash_attn: bool | None = None
-    """None: llama.cpp chooses. Flash attention rounds to half precision, whatever ``kv_type`` says."""
+    """None: what was measured, else llama.cpp chooses. Flash attention rounds to half precision, whatever ``kv_type``
+    says."""
     speculate: Speculate = "none"
     """Where draft tokens come from, of which several are verified in a step. "lookup": what followed the newest tokens
     when they stood in the text before (prompt lookup). "draft": a smaller model. The text is the same in any case."""
@@ -83,6 +86,8 @@ class EngineConfig(EngineOptions):
     """A template in place of the model's own."""
     adapter: Path | None = None
     """The file of a LoRA adapter that all sequences are computed with."""
+    adapter_scale: float = 1.0
+    """By what its part is multiplied: 0 is the model without it."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -113,5 +118,11 @@ class EngineConfig(EngineOptions):
             most = self.batch - self.slots
             remedy = f"serve.prefill_chunk={most} or less" if most >= 1 else f"raise serve.batch={self.batch}"
             raise UserError(f"serve.exact=true needs room for a chunk in every batch; {remedy}")
+        if self.flash_attn is False and (self.kv_type_v or self.kv_type) not in ("f32", "f16", "bf16"):
+            name = "kv_type" if self.kv_type_v is None else "kv_type_v"
+            raise UserError(
+                f"serve.{name}={getattr(self, name)} needs flash attention for the values; leave serve.flash_attn "
+                "open, or give serve.kv_type_v=f16"
+            )
         if self.batch < self.slots:
             raise UserError(f"serve.batch={self.batch} is smaller than serve.slots={self.slots}; raise it")

@@ -88,7 +88,13 @@ class Embedder:
         inputs: list[_Input] = []
         for i, given in enumerate(command.inputs):
             text, ids = (given, ()) if isinstance(given, str) else ("", given)
-            tokens = [self._model.check_token(token) for token in ids]
+            tokens: list[int] = []
+            for part in ids:
+                if isinstance(part, int):
+                    tokens.append(self._model.check_token(part))
+                else:
+                    found, _ = tokenize_within(self._model, part, self._n_ctx, add_special=False, parse_special=False)
+                    tokens += found
             each = _Input(request=request, index=i, text=text, tokens=tokens)
             failure = None if text else self._unfit(each, complete=True)
             if failure is not None:

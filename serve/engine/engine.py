@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -30,6 +31,8 @@ from slm.serve.engine.messages import (
     ModelInfo,
     Reply,
     Shutdown,
+    SlotAction,
+    SlotMoved,
     Stats,
     Tokenize,
 )
@@ -37,6 +40,7 @@ from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
 from slm.serve.engine.prefill_pace import FLASH_TILE, PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
+from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 from slm.serve.grammar.constraints import Constraint, Constraints
@@ -62,6 +66,7 @@ class Engine:
         self._runner = ModelRunner(config)
         self._prefix_cache = config.prefix_cache and self._runner.keeps_prefixes
         self._model = self._runner.model
+        self._cache_mark = cache_mark(config)
         self.info: ModelInfo = self._runner.info
         tile = 1 if config.flash_attn is False else FLASH_TILE
         self._scheduler = Scheduler(
@@ -138,9 +143,42 @@ class Engine:
                     return self._embedder.add(command)
                 case ListSlots():
                     return [Reply(id=command.id, value=self._scheduler.slot_states())]
+                case SlotAction():
+                    return [Reply(id=command.id, value=self._move_slot(command))]
         except LlamaError as error:
             return [Failure(id=command.id, code="invalid_request", message=str(error))]
         raise AssertionError(f"unknown command {command!r}")
+
+    def _move_slot(self, asked: SlotAction) -> SlotMoved:
+        """Saves, restores or erases a free slot. Raises ``LlamaError``."""
+        began = time.perf_counter()
+        slot, path = asked.slot, Path(asked.path)
+        try:
+            held = self._scheduler.cached(slot)
+        except IndexError:
+            raise LlamaError(f"there is no slot {slot}: this server has {self.info.slots}, from 0 on") from None
+        if held is None:
+            raise LlamaError(f"slot {slot} computes a request; try again when it has ended")
+        n_bytes = 0
+        match asked.action:
+            case "save":
+                if not held:
+                    raise LlamaError(f"slot {slot} holds nothing")
+                n_bytes = write_slot(path, self._cache_mark, held, self._runner.slot_state(slot))
+            case "restore":
+                if not self._prefix_cache:
+                    raise LlamaError("with this model and these options no slot keeps anything for later requests")
+                tokens, state = read_slot(path, self._cache_mark)
+                if len(tokens) > self.info.context:
+                    raise LlamaError(f"{path.name} has {len(tokens)} tokens; a slot has room for {self.info.context}")
+                self._scheduler.drop_cached(slot)
+                self._runner.put_slot(slot, state, len(tokens))
+                self._scheduler.put_cached(slot, tokens)
+                held, n_bytes = tokens, path.stat().st_size
+            case "erase":
+                self._scheduler.drop_cached(slot)
+                self._runner.free_slot(slot)
+        return SlotMoved(n_tokens=len(held), n_bytes=n_bytes, seconds=time.perf_counter() - began)
 
     def prepare(self, request: Generate) -> Generate | Failure:
         """The request with its prompt as tokens, or why it cannot be carried out. Any thread may call this."""
@@ -166,6 +204,8 @@ class Engine:
                 parse_special=query.parse_special,
                 literal_spans=query.literal_spans,
             )
+            if query.with_pieces:
+                return Reply(id=query.id, value=[(token, self._vocabulary.piece(token)) for token in tokens])
             return Reply(id=query.id, value=tokens)
         except LlamaError as error:
             return Failure(id=query.id, code="invalid_request", message=str(error))

@@ -45,6 +45,16 @@ class KvSlots:
         self._cached[slot] = tokens
         self._released[slot] = self._n_releases
 
+    def put_cached(self, slot: int, tokens: tuple[int, ...]) -> None:
+        """A free slot holds these tokens now. Raises ``RuntimeError`` where it is held."""
+        self.drop_cached(slot)
+        self._n_releases += 1
+        self._cached[slot], self._released[slot] = tokens, self._n_releases
+
+    def is_free(self, slot: int) -> bool:
+        """Whether no sequence holds it."""
+        return self._holder[slot] is None
+
     def drop_cached(self, slot: int) -> None:
         """A free slot caches nothing any more. Raises ``RuntimeError`` where it is held."""
         if self._holder[slot] is not None:

@@ -137,6 +137,8 @@ class Tokenize:
     """As in ``Generate``."""
     limit: int | None = None
     """Of a text with more tokens than this, a beginning that has more than this is enough."""
+    with_pieces: bool = False
+    """Whether each token comes with its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,10 +151,10 @@ class Detokenize:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embed:
-    """One embedding per input, each a text or tokens."""
+    """One embedding per input, each a text or token ids, between which texts may stand."""
 
     id: str
-    inputs: tuple[str | tuple[int, ...], ...]
+    inputs: tuple[str | tuple[int | str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,11 +165,22 @@ class ListSlots:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SlotAction:
+    """Write what a free slot holds into a file, read it back into one, or forget it."""
+
+    id: str
+    slot: int
+    action: Literal["save", "restore", "erase"]
+    path: str = ""
+    """The file; "" to forget."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Shutdown:
     """End the engine process."""
 
 
-Query = Tokenize | Detokenize | Embed | ListSlots
+Query = Tokenize | Detokenize | Embed | ListSlots | SlotAction
 """A command that gets one ``Reply``."""
 Command = Generate | Cancel | Query | Shutdown
 
@@ -357,7 +370,17 @@ class SlotState:
     """Tokens in its cells, of the sequence or left from an earlier one."""
 
 
-QueryResult = list[int] | str | Embeddings | tuple[SlotState, ...]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotMoved:
+    """What a ``SlotAction`` did."""
+
+    n_tokens: int
+    n_bytes: int = 0
+    """Of the file."""
+    seconds: float = 0.0
+
+
+QueryResult = list[int] | list[tuple[int, bytes]] | str | Embeddings | tuple[SlotState, ...] | SlotMoved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

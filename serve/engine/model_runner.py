@@ -18,10 +18,10 @@ from slm.llama.sampler import Sampler
 from slm.machine.free_cores import FreeCores, ThreadCount
 from slm.machine.hardware import compute_threads
 from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
-from slm.serve.engine.checkpoints import Checkpoints
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from slm.serve.engine.kv_growth import KvGrowth, first_length
 from slm.serve.engine.messages import FimTokens, ModelInfo, RankForm
+from slm.serve.engine.states.checkpoints import Checkpoints
 
 
 class SlotTooShortError(LlamaError):
@@ -66,12 +66,15 @@ class ModelRunner:
                 n_threads=threads,
                 kv_unified=shared,
                 kv_type=config.kv_type,
+                kv_type_v=config.kv_type_v,
                 flash_attn=config.flash_attn,
                 adapter=self.adapter,
             )
 
         try:
-            self.adapter = Adapter(self.model, config.adapter) if config.adapter is not None else None
+            self.adapter = (
+                Adapter(self.model, config.adapter, scale=config.adapter_scale) if config.adapter is not None else None
+            )
             self.context = make_context(length)
         except BaseException:
             self.model.close()
@@ -251,6 +254,25 @@ class ModelRunner:
             self._checkpoints.drop(slot, after=n)
         if not self.context.seq_rm(slot, n) or (n and self.context.seq_pos_max(slot) != n - 1):
             raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n} tokens")
+
+    def slot_state(self, slot: int) -> bytes:
+        """The keys and values of a slot."""
+        return self.context.seq_state(slot)
+
+    def put_slot(self, slot: int, state: bytes, n: int) -> None:
+        """Puts what ``slot_state`` gave for ``n`` tokens into a slot, in place of what it holds. Raises ``LlamaError``
+        where it does not fit; the slot is then empty."""
+        self.free_slot(slot)
+        if not self.mixes:
+            self._make_long(n)
+        try:
+            self.context.set_seq_state(slot, state)
+            if self.context.seq_pos_max(slot) != n - 1:
+                raise LlamaError(f"a state of {self.context.seq_pos_max(slot) + 1} tokens, not of {n}")
+        except LlamaError:
+            self.free_slot(slot)
+            raise
+        self._cut_anywhere.discard(slot)
 
     def free_slot(self, slot: int) -> None:
         """Frees a slot's cells."""

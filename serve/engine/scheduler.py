@@ -68,6 +68,17 @@ class Scheduler:
             )
         return tuple(states)
 
+    def cached(self, slot: int) -> tuple[int, ...] | None:
+        """The tokens that a free slot holds; None for one in use. Raises ``IndexError`` where there is no such
+        slot."""
+        if not 0 <= slot < self._slots.n:
+            raise IndexError(slot)
+        return self._slots.cached(slot) if self._slots.is_free(slot) else None
+
+    def put_cached(self, slot: int, tokens: tuple[int, ...]) -> None:
+        """The caller has put the cells of these tokens into a free slot."""
+        self._slots.put_cached(slot, tokens)
+
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""
         self._waiting.append(sequence)

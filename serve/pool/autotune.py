@@ -1,6 +1,6 @@
-"""Chooses the threads, batch sizes and slots that the configuration leaves open.
+"""Chooses the threads, batch sizes, kind of attention and slots that the configuration leaves open.
 
-Threads and batch sizes are measured once per model file and machine, while nobody uses the server (``idle_tuning``),
+All but the slots are measured once per model file and machine, while nobody uses the server (``idle_tuning``),
 and kept in the cache folder. A process of its own measures (``python -m slm.serve.pool.autotune`` reads a job as JSON
 from stdin). Slots follow from the free memory.
 """
@@ -27,7 +27,7 @@ from slm.machine.memory import available_bytes
 from slm.machine.record import cpu_name
 from slm.report import atomic_write_json
 from slm.serve.config import TuneMode
-from slm.serve.engine.config import EngineConfig, KvType
+from slm.serve.engine.config import EngineConfig
 from slm.serve.pool.memory_plan import ModelFacts
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ FEWEST_PARAMS = 20_000_000
 _CLEARLY_FASTER = 1.04
 """Ratio to the default choice. Smaller differences are noise."""
 _UBATCHES = (512, 256, 128)
+_SHORT_CHUNK = 16
+"""Prompt tokens of a step, where a slow model has streams that wait."""
 _MEASURE_S = 60
 """Only a model of some gigabytes takes longer, or a machine that is busy with other work."""
 
@@ -54,6 +56,8 @@ class Tuned:
     threads: int
     batch: int = EngineConfig.batch
     ubatch: int = EngineConfig.ubatch
+    flash_attn: bool | None = None
+    """None: llama.cpp's choice."""
 
 
 def untuned() -> Tuned:
@@ -61,10 +65,10 @@ def untuned() -> Tuned:
     return Tuned(threads=compute_threads())
 
 
-def slots_for(facts: ModelFacts, *, context: int, kv_type: KvType) -> int:
-    """How many KV caches of ``context`` tokens fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
+def slots_for(facts: ModelFacts, *, slot_bytes: float) -> int:
+    """How many KV caches of so many bytes fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
     room = _SLOT_PART * (available_bytes() - facts.file_bytes)
-    return max(1, min(MOST_SLOTS, int(room // max(1, facts.kv_bytes(kv_type) * context))))
+    return max(1, min(MOST_SLOTS, int(room // max(1, slot_bytes))))
 
 
 def tuned_for(path: Path, facts: ModelFacts, mode: TuneMode, *, n_gpu_layers: int = 0) -> Tuned:
@@ -161,7 +165,9 @@ def _read(record: Path) -> Tuned | None:
         chosen = Tuned(**known)
     except (OSError, ValueError, TypeError):
         return None
-    sane = all(isinstance(value, int) and 0 < value <= 1 << 16 for value in asdict(chosen).values())
+    counts = (chosen.threads, chosen.batch, chosen.ubatch)
+    sane = all(isinstance(value, int) and 0 < value <= 1 << 16 for value in counts)
+    sane = sane and chosen.flash_attn in (None, False, True)
     return chosen if sane and chosen.ubatch <= chosen.batch else None
 
 
@@ -191,30 +197,46 @@ def measure(path: Path, *, n_gpu_layers: int = 0) -> Tuned:
         others = [replace(default, threads=n) for n in _thread_counts(default.threads)]
         chosen = _fastest([default, *others], token_s)
         smaller = [replace(chosen, ubatch=n) for n in _UBATCHES if n < chosen.ubatch]
-        return _fastest([chosen, *smaller], prefill_s)
+        chosen = _fastest([chosen, *smaller], prefill_s)
+
+        def mixed_s(choice: Tuned) -> float:
+            """As ``token_s``, and a prompt token of a short chunk: a long prompt is computed in those next to streams,
+            and flash attention takes rows below a tile one by one."""
+            short_s, _ = _timed(model, choice, n_prompt=_SHORT_CHUNK, n_before=n_prompt)
+            return token_s(choice) + short_s
+
+        return _fastest([chosen, replace(chosen, flash_attn=False)], mixed_s)
 
 
-def _timed(model: Model, choice: Tuned, *, n_prompt: int, n_steps: int = 0, width: int = 1) -> tuple[float, float]:
-    """Seconds per prompt token, and per decode step of ``width`` sequences (0 without steps)."""
+def _timed(
+    model: Model, choice: Tuned, *, n_prompt: int, n_steps: int = 0, width: int = 1, n_before: int = 0
+) -> tuple[float, float]:
+    """Seconds per prompt token behind ``n_before`` others, and per decode step of ``width`` sequences (0 without
+    steps)."""
     from slm.llama.context import Batch, Context
 
     n_prompt = min(n_prompt, model.n_ctx_train - 1)
+    n_before = max(min(n_before, model.n_ctx_train - 1 - n_prompt), 0)
     with Context(
         model,
-        n_ctx=width * (n_prompt + n_steps + 8),
+        n_ctx=width * (n_before + n_prompt + n_steps + 8),
         n_batch=choice.batch,
         n_ubatch=choice.ubatch,
         n_seq_max=width,
         n_threads=choice.threads,
         kv_unified=width == 1,
+        flash_attn=choice.flash_attn,
     ) as context:
         batch = Batch(context.n_batch, width)
-        tokens = [i % model.n_vocab for i in range(n_prompt)]
+        tokens = [i % model.n_vocab for i in range(max(n_prompt, n_before))]
         prefills = []
+        if n_before:
+            batch.extend(tokens[:n_before], 0, 0, True)
+            context.decode(batch)
         for _ in range(2):  # the first one starts threads and touches memory
-            context.clear()
+            context.seq_rm(0, n_before)
             batch.clear()
-            batch.extend(tokens, 0, 0, True)
+            batch.extend(tokens[:n_prompt], n_before, 0, True)
             began = time.perf_counter()
             context.decode(batch)
             prefills.append(time.perf_counter() - began)

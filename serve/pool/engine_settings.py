@@ -41,15 +41,25 @@ def _mode(options: ServerOptions) -> TuneMode:
 
 def _with(options: ServerOptions, model_path: Path, facts: ModelFacts, tuned: Tuned) -> EngineConfig:
     batch = options.batch or max(tuned.batch, options.slots)
-    n_fitting = slots_for(facts, context=facts.context(options.context), kv_type=options.kv_type)
+    context = facts.context(options.context)
+    slot_bytes = facts.kv_bytes(options.kv_type, options.kv_type_v) * context
+    n_fitting = slots_for(facts, slot_bytes=slot_bytes)
     shared = {each.name: getattr(options, each.name) for each in fields(EngineOptions)}
     chosen = {
         "threads": options.threads or tuned.threads,
         "slots": options.slots or min(batch, n_fitting),
-        "slot_bytes": round(facts.kv_bytes(options.kv_type) * facts.context(options.context)),
+        "slot_bytes": round(slot_bytes),
         "batch": batch,
         "ubatch": options.ubatch or min(tuned.ubatch, batch),
         "prefill_chunk": options.prefill_chunk or EngineConfig.prefill_chunk,
+        "flash_attn": _flash_attn(options, tuned),
         "draft_model": resolve_model(options.draft_model)[0] if options.draft_model is not None else None,
     }
     return EngineConfig(model_path=model_path, **(shared | chosen))
+
+
+def _flash_attn(options: ServerOptions, tuned: Tuned) -> bool | None:
+    """What was measured, unless the options decide: another choice would change the bits that ``exact`` promises, and
+    values in blocks need flash attention."""
+    blocks = (options.kv_type_v or options.kv_type) not in ("f32", "f16", "bf16")
+    return options.flash_attn if options.flash_attn is not None or options.exact or blocks else tuned.flash_attn

@@ -61,8 +61,16 @@ class IdleTuning:
             if found is None:
                 continue
             before = served.config.threads
-            served.config = replace(served.config, threads=found.threads, batch=found.batch, ubatch=found.ubatch)
+            served.config = replace(
+                served.config,
+                threads=found.threads,
+                batch=found.batch,
+                ubatch=found.ubatch,
+                flash_attn=found.flash_attn,
+            )
             later = "" if found.threads == before else f" instead of {before}, from the next start on"
+            if found.flash_attn is False:
+                later += ", and no flash attention from the next start on"
             print(f"tuning   measured {served.name} in a quiet moment: {found.threads} threads{later}", flush=True)
             return
 

@@ -14,8 +14,18 @@ from slm.llama.gguf_check import GgufHeader, parts, read_header
 from slm.machine.memory import available_bytes
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig, KvType
 
-_KV_BYTES: dict[KvType, float] = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32}
-_KV_PROJECTION = re.compile(r"blk\.\d+\.attn_[kv]\.weight")
+_KV_BYTES: dict[KvType, float] = {
+    "f32": 4.0,
+    "f16": 2.0,
+    "bf16": 2.0,
+    "q8_0": 34 / 32,
+    "q5_1": 24 / 32,
+    "q5_0": 22 / 32,
+    "iq4_nl": 18 / 32,
+    "q4_1": 20 / 32,
+    "q4_0": 18 / 32,
+}
+_KV_PROJECTION = re.compile(r"blk\.\d+\.attn_([kv])\.weight")
 _PROCESS = 80 << 20
 """Bytes of Python, NumPy, llama.cpp and llguidance without a model (52 MiB measured), and their allocations."""
 _FEW_SLOTS = 4
@@ -40,6 +50,8 @@ class ModelFacts:
     has_template: bool
     kv_values: int
     """Numbers that the KV cache stores for one token."""
+    v_values: int
+    """Of these, those of the values; the others are the keys'."""
     file_bytes: int
     causal: bool
     """False for an encoder: it has no KV cache, and computes texts as a whole."""
@@ -50,9 +62,10 @@ class ModelFacts:
         """Most tokens of one sequence, where ``wanted`` are configured (0: the default)."""
         return wanted or min(self.n_ctx_train, DEFAULT_CONTEXT)
 
-    def kv_bytes(self, kv_type: KvType) -> float:
-        """Bytes of one token in the cache."""
-        return self.kv_values * _KV_BYTES[kv_type]
+    def kv_bytes(self, kv_type: KvType, kv_type_v: KvType | None = None) -> float:
+        """Bytes of one token in the cache. ``kv_type_v``: the values' type, where not the keys'."""
+        n_values = self.v_values
+        return (self.kv_values - n_values) * _KV_BYTES[kv_type] + n_values * _KV_BYTES[kv_type_v or kv_type]
 
 
 def read_facts(path: Path) -> ModelFacts:
@@ -68,10 +81,15 @@ def read_facts(path: Path) -> ModelFacts:
 
     n_embd, n_heads = number("embedding_length", 0), max(number("attention.head_count", 1), 1)
     head_dim = n_embd // n_heads
-    per_head = number("attention.key_length", head_dim) + number("attention.value_length", head_dim)
-    n_kv_heads = number("attention.head_count_kv", n_heads)
+    n_heads_kv = number("block_count", 0) * number("attention.head_count_kv", n_heads)
     # The projections tell layers with few heads, or with none, apart; some architectures have them in one tensor.
-    projected = sum(tensor.shape[-1] for tensor in tensors if _KV_PROJECTION.fullmatch(tensor.name))
+    projected = {"k": 0, "v": 0}
+    for tensor in tensors:
+        if (found := _KV_PROJECTION.fullmatch(tensor.name)) is not None:
+            projected[found[1]] += tensor.shape[-1]
+    if not projected["k"] + projected["v"]:
+        projected["k"] = n_heads_kv * number("attention.key_length", head_dim)
+        projected["v"] = n_heads_kv * number("attention.value_length", head_dim)
     causal = header.metadata.get(f"{architecture}.attention.causal") is not False
     return ModelFacts(
         architecture=architecture,
@@ -81,7 +99,8 @@ def read_facts(path: Path) -> ModelFacts:
         n_embd=n_embd,
         n_ctx_train=number("context_length", DEFAULT_CONTEXT),
         has_template="tokenizer.chat_template" in header.metadata,
-        kv_values=(projected or number("block_count", 0) * n_kv_heads * per_head) if causal else 0,
+        kv_values=sum(projected.values()) if causal else 0,
+        v_values=projected["v"] if causal else 0,
         file_bytes=sum(each.size_bytes for each in (header, *others)),
         causal=causal,
         sampling={key: value for key, value in header.metadata.items() if key.startswith("general.sampling.")},
@@ -108,7 +127,7 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
     total: float = _PROCESS + logits + embeddings
     for each in (facts, draft):
         if each is not None:
-            total += each.file_bytes + each.kv_bytes(config.kv_type) * cells
+            total += each.file_bytes + each.kv_bytes(config.kv_type, config.kv_type_v) * cells
     return round(total)
 
 

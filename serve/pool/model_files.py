@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from slm.llama.adapter_file import check_fits
 from slm.llama.gguf_check import SPLIT_NAME
 
 _NAME = re.compile(r"[\w.@:+-][\w.@:+/-]{0,127}")
+
+_SCALE = re.compile(r"-?\d{1,3}(\.\d{1,6})?")
 
 _PREFERRED = ("q4_k_m", "q8_0")
 
@@ -111,23 +114,40 @@ def resolve_adapter(word: str) -> Path:
     return max(found, key=lambda each: each.stat().st_mtime_ns)
 
 
-def named_adapters(words: list[str], base: tuple[str, Path], taken: Collection[str]) -> dict[str, Path]:
-    """Adapters of the model ``base`` (its name and file) by name, from ``serve.lora``'s ``NAME=PATH`` or paths.
+@dataclass(frozen=True)
+class ScaledAdapter:
+    """The file of an adapter, and by what its part is multiplied."""
+
+    path: Path
+    scale: float = 1.0
+
+
+def named_adapters(words: list[str], base: tuple[str, Path], taken: Collection[str]) -> dict[str, ScaledAdapter]:
+    """Adapters of the model ``base`` (its name and file) by name, from ``serve.lora``'s ``NAME=PATH`` or paths, each
+    with its scale behind a colon where that is not 1.
 
     Without a name one has its run's, or its file's. ``UserError`` for an adapter of another model, and for a name that
     is ``taken`` or impossible.
     """
-    found: dict[str, Path] = {}
+    found: dict[str, ScaledAdapter] = {}
     for word in words:
         name, rest = _split_name(word)
+        rest, scale = _split_scale(rest)
         path = resolve_adapter(rest)
         name = name or (path.stem if Path(rest).suffix == ".gguf" else runs.resolve(rest).name)
         _check_name(name)
         if name in taken or name in found:
             raise UserError(f"two models are called {name}: give the adapter another name, serve.lora=[NAME={rest}]")
         check_fits(path, base[1])
-        found[name] = path
+        found[name] = ScaledAdapter(path, scale)
     return found
+
+
+def _split_scale(word: str) -> tuple[str, float]:
+    path, colon, scale = word.rpartition(":")
+    if not colon or not _SCALE.fullmatch(scale) or os.path.exists(os.path.expanduser(word)):
+        return word, 1.0
+    return path, float(scale)
 
 
 def _split_name(word: str) -> tuple[str | None, str]:

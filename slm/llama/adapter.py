@@ -20,10 +20,10 @@ from slm.llama.model import Model
 
 
 class Adapter:
-    """An adapter, loaded for one model. It is freed with the model."""
+    """An adapter, loaded for one model. It is freed with the model. ``scale`` multiplies its part."""
 
-    def __init__(self, model: Model, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, model: Model, path: str | Path, *, scale: float = 1.0) -> None:
+        self.path, self.scale = Path(path), scale
         check_fits(self.path, model.path)
         clear_log()
         self._adapter = C.llama_adapter_lora_init(model._open(), os.fsencode(self.path))

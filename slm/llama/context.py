@@ -122,7 +122,8 @@ class Context:
     ``n_ctx``: tokens the cache holds, of all sequences together when ``kv_unified``, else split evenly;
     llama.cpp rounds it up to a multiple of 256 (read ``.n_ctx``). ``n_batch``/``n_ubatch``: most tokens of one
     ``decode`` call and of one pass through the graph. ``flash_attn``: None leaves the choice to llama.cpp.
-    ``kv_type``: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons).
+    ``kv_type``: ggml type of the cache ("f16" is llama.cpp's own default; "f32" for the closest comparisons);
+    ``kv_type_v``: of its values, where it is another.
     ``adapter``: all that is computed here is computed with it. ``embeddings``: ``decode`` also keeps the last layer's
     output of every token (see ``embeddings_all``). ``ranks``: ``decode`` keeps a reranking model's scores instead (see
     ``scores``).
@@ -140,6 +141,7 @@ class Context:
         kv_unified: bool = True,
         flash_attn: bool | None = None,
         kv_type: str = "f16",
+        kv_type_v: str | None = None,
         embeddings: bool = False,
         ranks: bool = False,
         adapter: Adapter | None = None,
@@ -157,7 +159,7 @@ class Context:
         params.n_threads_batch = params.n_threads
         params.kv_unified = kv_unified
         params.no_perf = True
-        params.type_k = params.type_v = ggml_type_id(kv_type)
+        params.type_k, params.type_v = ggml_type_id(kv_type), ggml_type_id(kv_type_v or kv_type)
         params.embeddings = embeddings or ranks
         if ranks:
             params.pooling_type = C.LLAMA_POOLING_TYPE_RANK
@@ -192,7 +194,7 @@ class Context:
         if adapter.model is not self.model:
             raise MisuseError("the adapter was loaded for another model")
         adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter._open())
-        if C.llama_set_adapters_lora(self._ctx, adapters, 1, (ctypes.c_float * 1)(1.0)) != 0:
+        if C.llama_set_adapters_lora(self._ctx, adapters, 1, (ctypes.c_float * 1)(adapter.scale)) != 0:
             raise LlamaError(f"llama.cpp cannot use the adapter {adapter.path}: {first_error()}")
 
     def set_threads(self, n: int) -> None:

@@ -13,9 +13,11 @@ import pytest
 from slm.data.errors import UserError
 from slm.llama import random_model
 from slm.llama.model import Model
+from slm.serve.engine.batch_plan import Chunk, Plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.messages import Delta, Embed, Failure, Generate, Reply, SamplingParams
+from slm.serve.engine.model_runner import ModelRunner
 from slm.serve.pool.model_files import named_adapters
 
 CLIENTS = 16
@@ -159,3 +161,35 @@ def test_an_adapter_that_cannot_be_served_is_one_line(tmp_path, tiny_path, adapt
     shutil.copy(tiny_path, tmp_path / "run" / "gguf")
     with pytest.raises(UserError, match="no exported LoRA adapter"):
         named_adapters([f"{tmp_path}/run"], base, taken)
+
+
+def test_scales(tiny_path, adapters):
+    """A scale of 0 is the model itself, 1 the adapter as it is, and 0.5 lies between them."""
+
+    def logits(**more):
+        options = {"threads": 1, "slots": 1, "kv_type": "f32", "flash_attn": False}
+        runner = ModelRunner(EngineConfig(model_path=tiny_path, **options, **more))
+        chunk = Chunk("a", 0, 0, tuple(b"the old fox"), "last")
+        (index,) = runner.run(Plan((("a", 0),), (chunk,), (0,), (None,)))
+        row = runner.logits(index)
+        runner.close()
+        return row
+
+    base, whole = logits(), logits(adapter=adapters["first"])
+    off, half = (logits(adapter=adapters["first"], adapter_scale=scale) for scale in (0.0, 0.5))
+    np.testing.assert_allclose(off, base, atol=1e-4)
+    assert 0.1 < np.abs(half - base).mean() / np.abs(whole - base).mean() < 0.9
+
+
+def test_scales_of_the_command_line(tiny_path, adapters, tmp_path):
+    path = adapters["first"]
+    words = [f"weak={path}:0.5", f"strong={path}:2", f"against={path}:-1", str(path)]
+    found = named_adapters(words, ("base", tiny_path), {"base"})
+    assert {name: (each.path, each.scale) for name, each in found.items()} == {
+        "weak": (path, 0.5),
+        "strong": (path, 2.0),
+        "against": (path, -1.0),
+        "first": (path, 1.0),
+    }
+    odd = Path(shutil.copy(path, tmp_path / "a.gguf:7"))  # a file of that name counts first
+    assert named_adapters([f"x={odd}"], ("base", tiny_path), {"base"})["x"].scale == 1

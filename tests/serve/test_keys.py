@@ -3,7 +3,7 @@
 import pytest
 
 from slm.data.errors import UserError
-from slm.serve.keys import Key, all_keys
+from slm.serve.keys import Key, Limits, all_keys
 
 
 def test_all_in_order(tmp_path):
@@ -14,12 +14,24 @@ def test_all_in_order(tmp_path):
     assert all_keys([], None, None) == all_keys([], None, "") == []
 
 
+def test_limits_of_a_key(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text("ann s3cret= parallel=2 tokens_per_minute=9000\nparallel=1 requests_per_minute=5\n")
+    assert all_keys([], str(path), None) == [
+        Key("s3cret=", "ann", Limits(parallel=2, tokens_per_minute=9000)),
+        Key("parallel=1", "", Limits(requests_per_minute=5)),  # the first word is no limit
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "holds no key"),
         ("# nothing\n", "holds no key"),
         ("ann key\na b c\n", "line 2 has 3 words; write KEY, or NAME KEY"),
+        ("ann key parallel=two\n", "line 1: parallel is 'two'; it must be a whole number above 0"),
+        ("ann key parallel=0\n", "line 1: parallel is '0'"),
+        ("ann key parallel=1 parallel=2\n", "line 1: parallel is given twice"),
         ("ann key\nann other\n", "line 2: there is a key named ann already"),
         ("a/b key\n", "line 1: the name may have letters"),
     ],

@@ -24,6 +24,8 @@ from slm.serve.api.anthropic.response_shapes import (
 from slm.serve.api.errors import Error
 from slm.serve.api.openai.blocks import Block, BlockBuilder
 from slm.serve.api.openai.chat import ReplyForm
+from slm.serve.api.openai.response_builder import prompt_progress
+from slm.serve.engine.messages import PrefillProgress
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -96,6 +98,10 @@ class MessageBuilder(BlockBuilder):
 
     def _begun(self) -> list[dict[str, Any]]:
         return [{"type": "message_start", "message": self.body()}]
+
+    def progress_chunk(self, index: int, event: PrefillProgress) -> dict[str, Any]:
+        """The event about how much of the prompt is computed: one that Anthropic's clients skip."""
+        return {"type": "ping", "prompt_progress": prompt_progress(event)}
 
     def _opened(self, index: int, block: Block) -> list[dict[str, Any]]:
         return [{"type": "content_block_start", "index": index, "content_block": _content(block)}]

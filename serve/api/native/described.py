@@ -17,6 +17,7 @@ from slm.serve.api.native.requests import (
     NativeCompletionRequest,
     RerankRequest,
     ScoreRequest,
+    SlotChange,
 )
 from slm.serve.api.openai.requests import ChatRequest
 from slm.serve.api.openai.responses import ResponsesRequest
@@ -33,6 +34,7 @@ SHAPES = [
     shapes.InputTokens,
     shapes.RenderedPrompt,
     shapes.Slot,
+    shapes.SlotChanged,
     shapes.Props,
     shapes.Rank,
     shapes.Scores,
@@ -114,6 +116,19 @@ POSTS: dict[str, Post] = {
         body=ScoreRequest,
         response=shapes.Scores,
         examples={"Two pairs": {"text_1": "a fox", "text_2": ["the red fox", "a blue boat"]}},
+    ),
+    "/slots/{slot}": Post(
+        tag=_TAG,
+        summary="Save, restore or erase what a slot holds",
+        about="The files are in the folder serve.slot_save_path; 501 without one. A slot that computes is refused.",
+        body=SlotChange,
+        more_errors=("501",),
+        response=shapes.SlotChanged,
+        examples={"A file": {"filename": "story.bin"}},
+        parameters=(
+            {"name": "slot", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}},
+            {"name": "action", "in": "query", "required": True, "schema": {"enum": ["save", "restore", "erase"]}},
+        ),
     ),
     "/models/load": Post(
         tag=_TAG,

@@ -172,6 +172,17 @@ class ScoreRequest(ModelRequest):
         return list(zip(first * len(second) if len(first) == 1 else first, second, strict=True))
 
 
+class SlotChange(ModelRequest):
+    """POST /slots/SLOT?action=save|restore|erase"""
+
+    filename: str = Field(
+        default="",
+        max_length=128,
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*)?$",
+        description="to save and restore: the file's name in the folder serve.slot_save_path",
+    )
+
+
 class ModelChange(ModelRequest):
     """POST /models/load and /models/unload"""
 

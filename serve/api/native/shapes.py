@@ -92,6 +92,24 @@ class Slot(TypedDict):
 
 
 @_closed
+class SlotTimings(TypedDict):
+    save_ms: NotRequired[float]
+    restore_ms: NotRequired[float]
+
+
+@_closed
+class SlotChanged(TypedDict):
+    id_slot: int
+    filename: NotRequired[str]
+    n_saved: NotRequired[Annotated[int, Field(description="tokens")]]
+    n_written: NotRequired[Annotated[int, Field(description="bytes")]]
+    n_restored: NotRequired[Annotated[int, Field(description="tokens")]]
+    n_read: NotRequired[Annotated[int, Field(description="bytes")]]
+    n_erased: NotRequired[Annotated[int, Field(description="tokens")]]
+    timings: NotRequired[SlotTimings]
+
+
+@_closed
 class Props(TypedDict):
     default_generation_settings: dict[str, Any]
     total_slots: int

@@ -110,7 +110,7 @@ class ChatCompletionBuilder(ResponseBuilder):
     def usage_chunk(self) -> ChatCompletionChunk:
         """The last chunk of a stream whose client asked for usage."""
         chunk = self._chunk([])
-        chunk["usage"] = self.usage()
+        chunk["usage"], chunk["timings"] = self.usage(), self.timings()
         return chunk
 
     def progress_chunk(self, index: int, event: PrefillProgress) -> ChatCompletionChunk:
@@ -122,7 +122,7 @@ class ChatCompletionBuilder(ResponseBuilder):
     def chunks(self, index: int, event: PrefillDone | Delta) -> list[ChatCompletionChunk]:
         """The chunks of a stream that an event makes: the role comes first, the finish reason alone and last."""
         if isinstance(event, PrefillDone):
-            first = self._choice_chunk(index, ChatDelta(role="assistant", content=""))
+            first = self._choice_chunk(index, ChatDelta(role="assistant", content=None))
             if self.dropped_messages:
                 first["dropped_messages"] = self.dropped_messages
             return [first]

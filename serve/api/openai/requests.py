@@ -90,6 +90,10 @@ class StreamOptions(Strict):
     include_obfuscation: bool = False
 
 
+_SAYS_A_TYPE = {"type", "const", "enum", "items", "prefixItems", "$ref", "allOf", "anyOf", "oneOf", "not"}
+"""Keywords of a schema that may allow other values than objects."""
+
+
 class TextFormat(Strict):
     place = "response_format"
 
@@ -326,7 +330,9 @@ class _GenerationRequest(SamplingFields):
             given.append(("grammar", partial(forms.of_grammar, self.grammar)))
         match self.response_format:
             case JsonObjectFormat(schema_=schema):
-                given.append(("response_format", partial(forms.of_json, schema or {}, of_object=True)))
+                # A schema says itself what the text is, also where that is no object.
+                of_object = not schema or not _SAYS_A_TYPE & schema.keys()
+                given.append(("response_format", partial(forms.of_json, schema or {}, of_object=of_object)))
             case JsonSchemaFormat(json_schema=asked):
                 make = partial(forms.of_json, asked.schema_, strict=bool(asked.strict))
                 given.append(("response_format", make))

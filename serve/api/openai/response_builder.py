@@ -172,6 +172,10 @@ class ResponseBuilder(ABC):
         """The chunk about how much of a prompt is computed, in APIs where a request can ask for it."""
         raise NotImplementedError
 
+    def progress_chunks(self, index: int, event: PrefillProgress) -> Sequence[Mapping[str, Any]]:
+        """The chunks of a stream that such an event makes."""
+        return [self.progress_chunk(index, event)]
+
     def error_chunk(self, error: Error) -> Mapping[str, Any]:
         """The last chunk of a stream that fails."""
         return error

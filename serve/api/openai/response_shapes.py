@@ -406,8 +406,14 @@ class Embeddings(TypedDict):
 
 
 @_closed
+class TokenPiece(TypedDict):
+    id: int
+    piece: Annotated[str | list[int], Field(description="its text, or its bytes if they are no text")]
+
+
+@_closed
 class Tokens(TypedDict):
-    tokens: list[int]
+    tokens: Annotated[list[int] | list[TokenPiece], Field(description="with_pieces: with their texts")]
     count: int
     max_model_len: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
 

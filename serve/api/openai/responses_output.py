@@ -14,6 +14,7 @@ from slm.serve.api.errors import Error
 from slm.serve.api.openai.blocks import Block, BlockBuilder
 from slm.serve.api.openai.chat import ReplyForm
 from slm.serve.api.openai.messages import CalledFunction, Message, ToolCall
+from slm.serve.api.openai.response_builder import prompt_progress
 from slm.serve.api.openai.response_shapes import (
     IncompleteDetails,
     InputTokensDetails,
@@ -29,7 +30,7 @@ from slm.serve.api.openai.response_shapes import (
 )
 from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
 from slm.serve.config import Truncation
-from slm.serve.engine.messages import SamplingDefaults
+from slm.serve.engine.messages import PrefillProgress, SamplingDefaults
 
 _TEXTS = ("content", "reasoning")
 
@@ -90,6 +91,8 @@ class ResponsesBuilder(BlockBuilder):
         )
         if self.dropped_messages:
             response["dropped_messages"] = self.dropped_messages
+        if self.warnings:
+            response["warnings"] = list(self.warnings)
         return response
 
     def _tool_choice(self) -> str | dict[str, str]:
@@ -148,7 +151,15 @@ class ResponsesBuilder(BlockBuilder):
             content=[_output_text(text)] if block.done else [],
         )
 
+    def progress_chunks(self, index: int, event: PrefillProgress) -> list[dict[str, Any]]:
+        """The events about how much of the prompt is computed."""
+        begun = self._begun()
+        progress = prompt_progress(event)
+        return [*begun, self._event("response.in_progress", response=self.body(), prompt_progress=progress)]
+
     def _begun(self) -> list[dict[str, Any]]:
+        if self._sequence_number:
+            return []  # reports about the prompt came first
         body = self.body()
         return [self._event("response.created", response=body), self._event("response.in_progress", response=body)]
 

@@ -71,7 +71,7 @@ async def stream(
         encoded: list[bytes] = []
         for index, event in events:
             if isinstance(event, PrefillProgress):
-                chunks: Sequence[Mapping[str, Any]] = [builder.progress_chunk(index, event)]
+                chunks: Sequence[Mapping[str, Any]] = builder.progress_chunks(index, event)
             else:
                 record.add(event)
                 builder.add(index, event)

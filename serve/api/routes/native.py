@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,15 +17,17 @@ from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
 from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.errors import ApiError, no_such_model
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
-from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts
-from slm.serve.api.native.shapes import InputTokens, Props, RenderedPrompt, Slot, Success
+from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts, SlotChange
+from slm.serve.api.native.shapes import InputTokens, Props, RenderedPrompt, Slot, SlotChanged, SlotTimings, Success
 from slm.serve.api.openai.fields import Prompt
 from slm.serve.api.openai.requests import ChatRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.routes.base import RequestContext
 from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices
-from slm.serve.engine.messages import Generate, ListSlots
+from slm.serve.engine.messages import Generate, ListSlots, SlotAction, SlotMoved
 from slm.serve.infill import NO_FIM
+
+_ACTIONS: dict[str, Literal["save", "restore", "erase"]] = {"save": "save", "restore": "restore", "erase": "erase"}
 
 
 class NativeRoutes(GenerationRoutes):
@@ -192,6 +195,27 @@ class NativeRoutes(GenerationRoutes):
                 ]
             )
 
+    async def change_slot(self, request: Request) -> Response:
+        """POST /slots/SLOT?action=save|restore|erase"""
+        body, action = await self._read(request, SlotChange), _ACTIONS.get(request.query_params.get("action", ""))
+        if action is None:
+            message = "action in the address must be save, restore or erase."
+            raise ApiError(400, message, param="action", code="invalid_value")
+        number = request.path_params["slot"]
+        if not number.isascii() or not number.isdigit() or len(number) > 4:
+            raise ApiError(400, f"{number[:20]!r} is no slot's number.", param="slot", code="invalid_value")
+        path = ""
+        if action != "erase":
+            if self._options.slot_save_path is None:
+                message = "This server saves no slots: it was started without serve.slot_save_path=FOLDER."
+                raise ApiError(501, message, code="unsupported")
+            if not body.filename:
+                raise ApiError(400, "filename is missing.", param="filename", code="missing")
+            path = str(Path(self._options.slot_save_path).expanduser().absolute() / body.filename)
+        async with self._model(request, body.model, body.timeout_s) as context:
+            query = SlotAction(id=context.lease.engine.next_id(), slot=int(number), action=action, path=path)
+            return JSONResponse(_slot_changed(query, body.filename, await self._ask(context, query)))
+
     async def load(self, request: Request) -> Response:
         """POST /models/load"""
         body = await self._read(request, ModelChange)
@@ -211,3 +235,15 @@ class NativeRoutes(GenerationRoutes):
         if found is None:
             raise no_such_model(body.model, list(self._pool.models))
         return found.name
+
+
+def _slot_changed(asked: SlotAction, filename: str, did: SlotMoved) -> SlotChanged:
+    n, ms = did.n_tokens, 1000 * did.seconds
+    match asked.action:
+        case "erase":
+            return SlotChanged(id_slot=asked.slot, n_erased=n)
+        case "save":
+            times = SlotTimings(save_ms=ms)
+            return SlotChanged(id_slot=asked.slot, filename=filename, n_saved=n, n_written=did.n_bytes, timings=times)
+    times = SlotTimings(restore_ms=ms)
+    return SlotChanged(id_slot=asked.slot, filename=filename, n_restored=n, n_read=did.n_bytes, timings=times)

@@ -33,6 +33,7 @@ def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route
         Route("/tokenizer_info", tokens.tokenizer_info),
         Route("/props", native.props),
         Route("/slots", native.slots),
+        Route("/slots/{slot}", native.change_slot, methods=_POST),
         Route("/v1/models", status.models),
         Route("/models/load", native.load, methods=_POST),
         Route("/models/unload", native.unload, methods=_POST),

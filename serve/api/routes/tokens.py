@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from slm.serve.api.errors import request_failed
 from slm.serve.api.openai.embeddings import embedding_body
 from slm.serve.api.openai.fields import check_tokens
-from slm.serve.api.openai.response_shapes import Text, TokenizerInfo, Tokens
+from slm.serve.api.openai.response_shapes import Text, TokenizerInfo, TokenPiece, Tokens
 from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.api.routes.base import ModelRoutes
 from slm.serve.engine.messages import Detokenize, Embed, Tokenize
@@ -44,8 +44,16 @@ class TokenRoutes(ModelRoutes):
         text, add_special, parse_special = body.text()
         async with self._model(request, body.model, body.timeout_s) as context:
             lease = context.lease
-            query = Tokenize(id=lease.engine.next_id(), text=text, add_special=add_special, parse_special=parse_special)
+            query = Tokenize(
+                id=lease.engine.next_id(),
+                text=text,
+                add_special=add_special,
+                parse_special=parse_special,
+                with_pieces=body.with_pieces,
+            )
             tokens = await self._ask(context, query)
+            if body.with_pieces:
+                tokens = [TokenPiece(id=token, piece=_piece(raw)) for token, raw in tokens]
             return JSONResponse(Tokens(tokens=tokens, count=len(tokens), max_model_len=lease.info.context))
 
     async def detokenize(self, request: Request) -> Response:
@@ -71,3 +79,10 @@ class TokenRoutes(ModelRoutes):
                     chat_template=info.chat_template,
                 )
             )
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)

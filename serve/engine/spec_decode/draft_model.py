@@ -55,6 +55,7 @@ class DraftModelProposer:
                 n_threads=runner.info.threads,
                 kv_unified=shared,
                 kv_type=config.kv_type,
+                kv_type_v=config.kv_type_v,
                 flash_attn=config.flash_attn,
             )
             self._batch = Batch(self._context.n_batch, config.slots)

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from slm.data.errors import UserError
 from slm.serve.engine.batch_plan import Chunk, Plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.model_runner import ModelRunner
@@ -48,3 +49,33 @@ def test_what_a_plan_keeps_is_kept_and_the_rest_is_cut(runner):
     assert runner.truncate(2, len(PROMPTS[2]))
     runner.free_slot(2)
     assert not runner.truncate(2, len(PROMPTS[2]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "error"),
+    [
+        ("q8_0", None, 0.02),
+        ("q8_0", "q4_0", 0.1),
+        ("q5_1", "q5_0", 0.1),
+        ("f16", "iq4_nl", 0.1),
+        ("q4_1", "f16", 0.2),
+        ("q4_0", "q4_0", 0.2),
+    ],
+)
+def test_keys_and_values_in_blocks(runner, tiny_path, keys, values, error):
+    """``error``: most of the logits' range that they may be off by, on the average."""
+    (index,) = runner.run(plan(2))
+    exact = runner.logits(index)
+    narrow = ModelRunner(EngineConfig(model_path=tiny_path, threads=1, slots=3, kv_type=keys, kv_type_v=values))
+    (index,) = narrow.run(plan(2))
+    rounded = narrow.logits(index)
+    narrow.close()
+    off = np.abs(rounded - exact).mean() / np.ptp(exact)
+    assert 0 < off < error
+
+
+def test_values_in_blocks_need_flash_attention(tiny_path):
+    for more in ({"kv_type": "q4_0"}, {"kv_type_v": "q8_0"}):
+        with pytest.raises(UserError, match=r"needs flash attention for the values"):
+            EngineConfig(model_path=tiny_path, flash_attn=False, **more)
+    EngineConfig(model_path=tiny_path, flash_attn=False, kv_type="q8_0", kv_type_v="f16")

@@ -81,10 +81,17 @@ def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, 
     assert autotune.tuned_for(tiny_path, facts, "auto") == other
     config = engine_config(ServerOptions(), tiny_path)
     assert config.ubatch == 64
+    record.write_text(json.dumps(asdict(replace(first, flash_attn=False))))
+    assert engine_config(ServerOptions(), tiny_path).flash_attn is False
+    assert engine_config(ServerOptions(flash_attn=True), tiny_path).flash_attn is True
+    for kept_open in ({"exact": True}, {"kv_type": "q8_0"}, {"kv_type_v": "q4_0"}):
+        assert engine_config(ServerOptions(**kept_open), tiny_path).flash_attn is None
     assert autotune.tuned_for(tiny_path, facts, "off") == autotune.untuned()
     for text in ("{", "{}", '{"threads": 0}', '{"threads": 1, "ubatch": 4096}', '{"threads": "2"}', '{"cores": 2}'):
         record.write_text(text)
         assert autotune._read(record) is None
+    record.write_text('{"threads": 1, "flash_attn": "no"}')
+    assert autotune._read(record) is None
     assert autotune.unknown(tiny_path, facts, "auto")
     assert not autotune.unknown(tiny_path, facts, "off")
 
@@ -131,11 +138,25 @@ def test_slots_follow_from_memory(tiny_path, monkeypatch):
     per_slot = facts.kv_bytes("f16") * 256
     for slots, free in ((16, 1 << 40), (3, facts.file_bytes + 2 * 3.5 * per_slot), (1, 0)):
         monkeypatch.setattr(autotune, "available_bytes", lambda free=free: int(free))
-        assert autotune.slots_for(facts, context=256, kv_type="f16") == slots
+        assert autotune.slots_for(facts, slot_bytes=per_slot) == slots
     # A model of 30 layers and 8k context, on a machine with 22 GB free: 94 MB a slot.
-    small = replace(facts, kv_values=30 * 2 * 3 * 64, n_ctx_train=8192, file_bytes=100 << 20)
+    small = replace(facts, kv_values=30 * 2 * 3 * 64, v_values=30 * 3 * 64, n_ctx_train=8192, file_bytes=100 << 20)
     monkeypatch.setattr(autotune, "available_bytes", lambda: 22 * 10**9)
-    assert autotune.slots_for(small, context=small.context(0), kv_type="f16") == 16
+    assert autotune.slots_for(small, slot_bytes=small.kv_bytes("f16") * small.context(0)) == 16
+
+
+def test_flash_attention_is_left_out_where_it_is_slower(tiny_path, monkeypatch):
+    """The times are made up; that llama.cpp computes with each choice is another test's matter."""
+    seen = []
+
+    def timed(model, choice, *, n_prompt, n_steps=0, width=1, n_before=0):
+        seen.append((choice.flash_attn, n_prompt, n_before))
+        return (slow if n_before and choice.flash_attn is None else 1.0), 1.0
+
+    monkeypatch.setattr(autotune, "_timed", timed)
+    for slow, chosen in ((9.0, False), (1.0, None)):  # noqa: B007 (``timed`` reads it)
+        assert autotune.measure(tiny_path).flash_attn is chosen
+    assert (False, 16, 32) in seen
 
 
 def test_the_fastest_must_be_clearly_faster(monkeypatch):

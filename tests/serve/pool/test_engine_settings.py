@@ -31,6 +31,7 @@ def test_every_option_arrives(tiny_path, cache):
         "prefill_chunk": 16,
         "prefix_cache": False,
         "kv_type": "q8_0",
+        "kv_type_v": "q5_1",
         "flash_attn": True,
         "speculate": "draft",
         "draft_tokens": 5,
@@ -40,11 +41,11 @@ def test_every_option_arrives(tiny_path, cache):
         "adapt_threads": False,
     }
     config = engine_config(ServerOptions(**given), tiny_path)
-    slot_bytes = round(128 * read_facts(tiny_path).kv_bytes("q8_0"))
+    slot_bytes = round(128 * read_facts(tiny_path).kv_bytes("q8_0", "q5_1"))
     found = {"model_path": tiny_path, "draft_model": tiny_path, "slot_bytes": slot_bytes}
     assert config == EngineConfig(**{**given, **found})
     assert engine_config(ServerOptions(exact=True), tiny_path).exact
-    others = {"exact", "model_path", "adapter", "slot_bytes", "sampling", "chat_template"}
+    others = {"exact", "model_path", "adapter", "adapter_scale", "slot_bytes", "sampling", "chat_template"}
     assert {each.name for each in fields(EngineConfig)} == {*given, *others}, "all are tried here"
 
 

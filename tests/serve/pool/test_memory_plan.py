@@ -44,6 +44,9 @@ def test_the_estimate_covers_what_an_engine_takes(slow_path):
     assert estimate - one == 3 * kv_of_a_slot
     wide = needed_bytes(read_facts(slow_path), config(slow_path, slots=4, context=2048, kv_type="f32"))
     assert wide - estimate == 4 * kv_of_a_slot
+    apart = config(slow_path, slots=4, context=2048, kv_type="q8_0", kv_type_v="q4_0")
+    narrow = needed_bytes(read_facts(slow_path), apart)
+    assert estimate - narrow == 4 * kv_of_a_slot * (1 - (34 + 18) / 128)
 
 
 @pytest.mark.parametrize(("arch", "with_attention"), [("qwen3", 4), ("gemma3", 4), ("lfm2", 2)])

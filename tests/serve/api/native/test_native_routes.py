@@ -4,6 +4,7 @@ import json
 
 import gguf
 import httpx
+import openai
 import pytest
 from pydantic import TypeAdapter
 
@@ -93,6 +94,39 @@ def test_prompts_and_their_tokens(post):
     assert post("/v1/messages/count_tokens", messages=HELLO) == {"input_tokens": n}
     assert post("/v1/chat/completions", messages=HELLO, max_tokens=1)["usage"]["prompt_tokens"] == n
     assert post("/v1/messages/count_tokens", 400, messages=[])["type"] == "error"
+
+
+def test_tokens_with_their_pieces(post):
+    text = "the old fox \u00e9"
+    tokens = post("/tokenize", content=text)["tokens"]
+    pieces = post("/tokenize", content=text, with_pieces=True)["tokens"]
+    assert [each["id"] for each in pieces] == tokens
+    raw = [each["piece"] for each in pieces]
+    assert b"".join(bytes(each) if isinstance(each, list) else each.encode() for each in raw) == text.encode()
+    assert raw[-2:] == [[0xC3], [0xA9]]  # half a character each
+
+
+def test_progress_of_a_prompt_in_every_form(chat_server):
+    """Forms of a reply in blocks ended in a traceback."""
+    more = {"stream": True, "return_progress": True}
+    long = "the old fox and the little bird " * 8
+    for path, body, first, kind in (
+        ("/v1/responses", {"input": long, "max_output_tokens": 2}, "response.created", "response.in_progress"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": long}], "max_tokens": 2}, "ping", "ping"),
+    ):
+        text = httpx.post(chat_server.url + path, json={**body, **more}, timeout=30).text
+        events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+        assert events[0]["type"] == first
+        reports = [each for each in events if "prompt_progress" in each]
+        assert {each["type"] for each in reports} == {kind}
+        assert reports[-1]["prompt_progress"]["processed"] == reports[-1]["prompt_progress"]["total"] > 50
+        assert events[-1]["type"] in ("response.incomplete", "response.completed", "message_stop")
+        if path == "/v1/responses":
+            assert [each["sequence_number"] for each in events] == list(range(len(events)))
+            assert sum(each["type"] == "response.created" for each in events) == 1
+    api = openai.OpenAI(base_url=chat_server.url + "/v1", api_key="none", max_retries=0)
+    with api.responses.stream(model="x", input=long, extra_body={"return_progress": True}) as stream:
+        assert stream.get_final_response().output_text
 
 
 def test_props_and_slots(chat_server, post):

@@ -19,7 +19,7 @@ def test_whole_and_in_chunks():
         builder.add(0, event)
         chunks.extend(builder.chunks(0, event))
     choices = [chunk["choices"][0] for chunk in chunks]
-    assert [choice["delta"] for choice in choices] == [{"role": "assistant", "content": ""}, {"content": "a"},
+    assert [choice["delta"] for choice in choices] == [{"role": "assistant", "content": None}, {"content": "a"},
                                                        {"content": ""}, {}]  # fmt: skip
     assert [choice["finish_reason"] for choice in choices] == [None, None, None, "stop"]
     assert list(choices[0]) == ["index", "delta", "logprobs", "finish_reason"]

@@ -28,6 +28,15 @@ def test_embeddings(client, server):
     for given in (texts[0], ids, [ids]):
         same = embed(given, encoding_format="float").data[0].embedding
         assert max(abs(x - y) for x, y in zip(a, same, strict=True)) < 2e-3
+    for given in (
+        [ids[0], httpx.post(server.url + "/detokenize", json={"tokens": ids[1:]}).json()["content"]],
+        {"prompt_string": texts[0]},
+        [{"content": [{"type": "text", "text": "once upon"}, {"type": "text", "text": " a time"}]}, texts[0]],
+        [[*ids[:2], httpx.post(server.url + "/detokenize", json={"tokens": ids[2:]}).json()["content"]], "x"],
+    ):
+        answer = httpx.post(server.url + "/v1/embeddings", json={"input": given}).json()["data"]
+        assert len(answer) == (2 if isinstance(given, list) and not isinstance(given[0], int) else 1)
+        assert max(abs(x - y) for x, y in zip(a, answer[0]["embedding"], strict=True)) < 2e-3
     assert embed(texts[0]).usage.prompt_tokens == len(ids)
     assert server.metrics()["slm_embedding_tokens_total"] > 0
 
@@ -39,7 +48,8 @@ def test_embeddings(client, server):
         ([], {}, "input"),
         ([[]], {}, "input"),
         (["a", ""], {}, "input"),
-        ([1, "a"], {}, "input"),
+        ({"prompt_string": "a", "multimodal_data": ["x"]}, {}, "input"),
+        ([{"content": [{"type": "image_url"}]}], {}, "input"),
         ([10**6], {}, "input"),
         ([7] * 600, {}, "input"),
         ("a", {"dimensions": 8}, "dimensions"),

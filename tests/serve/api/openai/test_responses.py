@@ -83,6 +83,20 @@ def test_a_schema_holds(client):
     assert json.loads(answer.output_text).keys() == {"ok"}
 
 
+def test_a_kept_response_still_names_what_of_its_schema_is_not_enforced(chat_server):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
+    word = "schema at /: 'uniqueItems' is not enforced: items may repeat"
+    form = {"type": "json_schema", "name": "few", "schema": schema}
+    body = {"input": "hello", "text": {"format": form}, "max_output_tokens": 60}
+    url = chat_server.url + "/v1/responses"
+    whole = httpx.post(url, json=body, timeout=30).json()
+    events = httpx.post(url, json={**body, "stream": True}, timeout=30).text.split("\n\n")
+    last = json.loads(events[-2].partition("data: ")[2])["response"]
+    for response in (whole, last):
+        assert response["warnings"] == [word]
+        assert httpx.get(f"{url}/{response['id']}").json() == response
+
+
 WEATHER = {
     "type": "function",
     "name": "weather",

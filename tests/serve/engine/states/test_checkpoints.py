@@ -1,7 +1,7 @@
 """Which states are kept. What they are used for: tests/serve/engine/test_prefix_cache.py."""
 
-from slm.serve.engine import checkpoints
-from slm.serve.engine.checkpoints import Checkpoints
+from slm.serve.engine.states import checkpoints
+from slm.serve.engine.states.checkpoints import Checkpoints
 
 
 def test_the_oldest_states_make_room(monkeypatch):

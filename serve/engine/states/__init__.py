@@ -1,0 +1,1 @@
+"""States of slots, kept apart from the cache: some in memory, whole slots in files."""
