@@ -27,6 +27,8 @@ class Variant:
     """The kernels for one instruction set."""
 
     name: str
+    """Of its library."""
+    instructions: str
     """As ``train.kernels`` names it."""
     title: str
     """As messages name it."""
@@ -47,6 +49,11 @@ class Variant:
     head: str = ""
     """The variant that computes the output head, where it is another one: a softmax's gradient has many values that are
     too small beside the target's for 8 bits."""
+
+    @property
+    def options(self) -> str:
+        """The options that name it."""
+        return f"train.kernels={self.instructions}" + (f" train.precision=int{self.bits}" if self.bits < 32 else "")
 
     def unavailable(self) -> str | None:
         """Why these kernels cannot be built or run here, or None where they can."""
@@ -91,6 +98,7 @@ def _f32(
     *,
     march: str,
     lanes: int,
+    instructions: str = "",
     flags: tuple[str, ...] = (),
     bits: int = 32,
     **others: Any,
@@ -110,6 +118,7 @@ def _f32(
     headers = ("vec", "sizes", "tile", "operands", "gemm", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,
+        instructions=instructions or name,
         title=title,
         precision="f32",
         needs=needs,
@@ -128,13 +137,16 @@ def _f32(
     )
 
 
-def _vnni(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int, flag: str) -> list[Variant]:
+def _vnni(
+    name: str, title: str, needs: tuple[str, ...], *, instructions: str, march: str, lanes: int, flag: str
+) -> list[Variant]:
     """Those with products of integers: of 8 bits, whose head is computed by the second, and of 16."""
     return [
         _f32(
             f"{name}int{bits}",
             f"{title} (f32, products in int{bits})",
             needs,
+            instructions=instructions,
             march=march,
             lanes=lanes,
             flags=(flag,),
@@ -156,6 +168,7 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
     """The bf16 kernels over one of the two micro-kernels (``tile``: its headers)."""
     return Variant(
         name=name,
+        instructions=name,
         title=title,
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
@@ -173,10 +186,28 @@ VARIANTS: dict[str, Variant] = {
     for each in (
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
-        *_vnni("avx512", "AVX512-VNNI", (*_AVX512, "avx512_vnni"), march="x86-64-v4", lanes=16, flag=AVX512_VNNI),
+        *_vnni(
+            *("avx512", "AVX512-VNNI", (*_AVX512, "avx512_vnni")),
+            instructions="avx512",
+            march="x86-64-v4",
+            lanes=16,
+            flag=AVX512_VNNI,
+        ),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
-        *_vnni("avxvnni", "AVX-VNNI", ("avx2", "fma", "avx_vnni"), march="x86-64-v3", lanes=8, flag=AVX_VNNI),
-        _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, bits=16),
+        *_vnni(
+            *("avxvnni", "AVX-VNNI", ("avx2", "fma", "avx_vnni")),
+            instructions="avx2",
+            march="x86-64-v3",
+            lanes=8,
+            flag=AVX_VNNI,
+        ),
+        _f32(
+            *("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma")),
+            instructions="avx2",
+            march="x86-64-v3",
+            lanes=8,
+            bits=16,
+        ),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(
             "neon",
