@@ -7,6 +7,7 @@ function there gives its arguments and their shapes. Both have the same function
 import ctypes
 import functools
 import platform
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any, Literal
 
 import torch
 
+from slm.kernels import checked
 from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler, cpu_flags
 
 FOLDER = Path(__file__).parent
-COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-w")
+COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra")
 Precision = Literal["bf16", "f32"]
 
 
@@ -283,8 +285,8 @@ SUMMING = ("slm_sum_of_squares",)
 class Kernels:
     """The library's functions, taking tensors where C takes pointers (None is a null pointer).
 
-    Shapes, dtypes and contiguity are not checked on the way: they are the caller's duty. ``MemoryError`` where a kernel
-    found no memory.
+    Shapes, dtypes and contiguity are the caller's duty, and checked on the way where ``slm.kernels.checked`` is on (in
+    tests). ``MemoryError`` where a kernel found no memory.
     """
 
     def __init__(self, path: Path, name: str = "", head: "Kernels | None" = None) -> None:
@@ -302,7 +304,12 @@ class Kernels:
             )
             if each in ALLOCATING:
                 function.errcheck = _check_memory
-            setattr(self, each, functools.partial(_call, function))
+            check = checked.checking(self, each) if checked.is_on() else None
+            setattr(
+                self,
+                each,
+                functools.partial(_checked_call, check, function) if check else functools.partial(_call, function),
+            )
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
         """Of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()
@@ -322,6 +329,11 @@ class Kernels:
 
 def _call(function: Any, *arguments: Any) -> Any:
     return function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments])
+
+
+def _checked_call(check: Callable[..., None], function: Any, *arguments: Any) -> Any:
+    check(*arguments)
+    return _call(function, *arguments)
 
 
 def _check_memory(failed: int, function: Any, arguments: Any) -> int:
