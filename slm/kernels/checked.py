@@ -1,7 +1,7 @@
 """A mode that checks what the kernels are given: the number format, the layout and the size of each tensor.
 
-C reads and writes at an address, whatever is there. With ``SLM_CHECK_CALLS=1`` in the environment every call is compared
-with the table below first, which takes about 30 microseconds. The tests have it on.
+C reads and writes at an address, whatever is there. With ``SLM_CHECK_CALLS=1`` in the environment every call is first
+compared with the table below. The tests have it on.
 
 Tested in tests/slm/kernels/test_checked.py.
 """
@@ -57,8 +57,8 @@ ARGUMENTS = {
     "slm_sum_of_squares": "tensors:i64:2*count count",
 }
 """By function, its arguments in order. A number has a name. A tensor has a name, what it holds, and how many values it
-has at least: ``act`` is the kernels' format of activations, ``unit`` 32 bits of packed operands (``U`` values), ``K`` the
-kernels. ``?``: it may be null. ``~``: its rows may lie apart."""
+has at least: ``act`` is the kernels' format of activations, ``unit`` 32 bits of packed operands (``U`` values), ``K``
+the kernels. ``?``: it may be null. ``~``: its rows may lie apart."""
 FORMATS = {
     "f32": (torch.float32,),
     "i32": (torch.int32,),
