@@ -21,6 +21,8 @@ from slm.machine.cpp_build import compiler, cpu_flags
 
 FOLDER = Path(__file__).parent
 COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra")
+OF_AVX512 = ("-Wno-maybe-uninitialized",)
+"""GCC 12 warns of its own header of AVX-512, whose functions begin with an undefined vector (GCC's bug 105593)."""
 Precision = Literal["bf16", "f32"]
 
 
@@ -131,6 +133,7 @@ def _f32(
             "-mtune=native",
             f"-DSLM_LANES={lanes}",
             *_F32_FLAGS,
+            *(OF_AVX512 if lanes == 16 else ()),
             *flags,
             *((f"-DSLM_INTEGERS={bits}",) if integers else ()),
         ),
@@ -179,7 +182,7 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
             *(f"{each}.h" for each in ("simd", "gemm_pack", "tile", *tile, "gemm", "attention", *_SHARED)),
             "f32/vec.h",
         ),
-        flags=("-march=native", "-std=c++17", *flags),
+        flags=("-march=native", "-std=c++17", *OF_AVX512, *flags),
     )
 
 
@@ -305,11 +308,8 @@ class Kernels:
             if each in ALLOCATING:
                 function.errcheck = _check_memory
             check = checked.checking(self, each) if checked.is_on() else None
-            setattr(
-                self,
-                each,
-                functools.partial(_checked_call, check, function) if check else functools.partial(_call, function),
-            )
+            call = functools.partial(_checked_call, check) if check else _call
+            setattr(self, each, functools.partial(call, function))
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
         """Of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()

@@ -226,7 +226,5 @@ def rounding(environment: Environment, config: TrainConfig) -> dict[str, Any]:
 
 def rounding_changes(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
     """A line on what makes a resumed run differ in its last bits, or None."""
-    if saved.get("kernels") is True:  # saved when there were no other kernels
-        saved = saved | {"kernels": "avx512bf16"}
     changed = [f"{key} was {saved[key]}, is {now}" for key, now in current.items() if saved.get(key, now) != now]
     return f"{', '.join(changed)}: the run goes on, but not bit for bit" if changed else None
