@@ -308,7 +308,7 @@ class Kernels:
             if each in ALLOCATING:
                 function.errcheck = _check_memory
             check = checked.checking(self, each) if checked.is_on() else None
-            call = functools.partial(_checked_call, check) if check else _call
+            call: Any = functools.partial(_checked_call, check) if check else _call
             setattr(self, each, functools.partial(call, function))
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
         """Of activations."""

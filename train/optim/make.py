@@ -65,7 +65,7 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, ke
     tables: tuple[Literal["embedding", "head"], ...] = ("embedding", "head")
     widths = {part: parts[part][0].shape[1] for part in tables if parts[part]}
     rates: dict[str, float] = {part: config.table_rate(part, width, tied=tied) for part, width in widths.items()}
-    decays = {part: config.table_decays(part, width, tied=tied) for part, width in widths.items()}
+    decays: dict[str, float] = {part: config.table_decays(part, width, tied=tied) for part, width in widths.items()}
     rates["gains"] = config.gain_rate
     others: list[dict[str, Any]] = [
         {
