@@ -13,6 +13,9 @@ WHOLE_FILE = 4 << 20
 """The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
 LONGEST_DOCUMENT = 16 << 20
 """The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
+Split = Literal["gpt2", "digits", "code"]
+CORPUS, CORPUS_PLAN = "slm-corpus.json", "slm-plan.json"
+"""What tells the folder of a prepared corpus, one that is complete and one that was begun."""
 CHAT_COLUMNS = (
     *("user", "assistant", "system", "context", "history", "reasoning", "tools", "messages", "chosen", "rejected"),
 )
@@ -24,6 +27,11 @@ FILTERS = (
 """Options that decide which documents are left out, and what is changed in the others."""
 INHERITED = ("max_epochs", "on_bad", *FILTERS)
 """Options that a mixture sets for all its sources."""
+
+
+def is_prepared(folder: str) -> bool:
+    """Whether a folder is that of a prepared corpus, complete or not."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (CORPUS, CORPUS_PLAN))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +180,14 @@ class SourceConfig:
                 )
 
     @property
+    def prepared(self) -> str:
+        """The folder of a prepared corpus (``slm prepare``), where ``files`` names it and nothing else; else empty."""
+        if self.kind != "files" or len(self.files) != 1:
+            return ""
+        folder = os.path.expanduser(self.files[0])
+        return folder if is_prepared(folder) else ""
+
+    @property
     def from_hub(self) -> bool:
         """Whether it is read from the Hub, or from a folder that ``datasets`` loads."""
         return self.kind == "hub" or (self.kind == "chat" and bool(self.path))
@@ -194,6 +210,8 @@ class SourceConfig:
     @property
     def label(self) -> str:
         """The name that messages use."""
+        if self.from_hub and self.name == self.subset:  # data.name is then the data set's configuration
+            return f"{self.path} {self.subset}".strip()
         return self.name or self.path or (self.files[0] if self.files else self.kind)
 
     @property
@@ -208,6 +226,9 @@ class DataConfig(SourceConfig):
 
     sources: list[SourceConfig] = field(default_factory=list)
     """``mixture``: what is mixed, by ``weight``."""
+    with_files: list[SourceConfig] = field(default_factory=list)
+    """``mixture``: the sources in the place of ``sources`` where ``files`` are given: those of kind ``files`` that name
+    none read these (and validate on ``val_files``). A configuration that was built has them in ``sources``."""
     val_fraction: float = 0.01
     """Share of the documents (chosen by a hash of their text) held out where no validation text is named. 0, for
     conversations only: nothing is held out, and validations score conversations that are trained on."""
@@ -227,6 +248,7 @@ class DataConfig(SourceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._take_files()
         if not 0 <= self.val_fraction < 1:
             raise UserError(f"val_fraction={self.val_fraction} must be between 0 and 1, for example 0.01")
         if self.val_fraction == 0 and not all(each.kind == "chat" for each in self._validated()):
@@ -246,6 +268,29 @@ class DataConfig(SourceConfig):
                 raise UserError("data.sources: at least one source must be scored in validations (validated: true)")
         elif self.sources:
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
+
+    def _take_files(self) -> None:
+        """Of a mixture: put the sources for ``files`` in the place of the others, so that all that reads a
+        configuration finds what is read in ``sources``."""
+        if self.kind != "mixture":
+            return
+        if self.val_files and not self.files:
+            raise UserError("data.val_files needs data.files: what the files hold takes the place of the Hub's text")
+        if self.files:
+            if not self.with_files:
+                raise UserError(
+                    "data.files is for one source: a mixture names files in its sources, {kind: files, files: [...]}"
+                )
+            sources = [
+                replace(each, files=self.files, val_files=self.val_files)
+                if each.kind == "files" and not each.files
+                else each
+                for each in self.with_files
+            ]
+            for name, value in (("sources", sources), ("files", []), ("val_files", [])):
+                object.__setattr__(self, name, value)
+        # What is not read is not part of a run: one that began before there was such a choice goes on.
+        object.__setattr__(self, "with_files", [])
 
     def _validated(self) -> list[SourceConfig]:
         return [each for each in self.sources if each.validated] if self.kind == "mixture" else [self]
@@ -294,6 +339,10 @@ class TokenizerConfig:
     """``bpe``: a pair is merged only if it was seen this often."""
     sample_bytes: int = 50_000_000
     """``bpe``: the size of the text it is trained on, in bytes."""
+    split: Split = "gpt2"
+    """``bpe``: where text is cut before pairs are merged. ``gpt2``: words with the blank before them, numbers, signs;
+    ``digits``: the same, and each digit is one token (as SmolLM's); ``code``: each digit, a sign stays with the word
+    behind it, line ends with the signs before them, and indentation is kept together (as Qwen 2's)."""
     path: str = ""
     """``file``: a Hugging Face model or tokenizer directory, a tokenizer.json, or a SentencePiece .model."""
     eot_token: str = ""

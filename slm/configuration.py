@@ -25,6 +25,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from slm import own_data
 from slm.cli import spelled
 from slm.data.errors import UserError, nearest, one_line
 from slm.options import CONFIG_DIR, INTERNAL, choices, option_hint, show
@@ -102,7 +103,7 @@ def _compose(config_name: str, overrides: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    overrides = [_quote_choice(word) for word in overrides]
+    overrides = [_quote_choice(own_data.choose(word)) for word in overrides]
     for word in overrides:
         if "=" not in word and not word.startswith("~"):
             raise UserError(
@@ -231,7 +232,8 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
         if having and rest:
             given = [f"{group}={choice}" for choice in having]
             add = given[0] if len(given) == 1 else "one of them"
-            return f"{key} is an option of {' and '.join(given)}: add {add} to the command"
+            named = " and ".join(", ".join(given).rsplit(", ", 1))
+            return f"{key} is an option of {named}: add {add} to the command"
         known = _known_keys(config_name, overrides, compose, OmegaConf)
         return f"there is no option {key!r}; {option_hint(key, known) or 'see --help for the list'}"
     if many := re.search(r"Ambiguous value for argument '([^=']+)=", text):

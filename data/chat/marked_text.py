@@ -1,6 +1,7 @@
 """Conversations that a column holds as one text, with marks where a speaker begins.
 
-Known are ``### Human:`` (Guanaco), ``\\n\\nHuman:`` (Anthropic), ``USER:`` with function calls (Glaive) and ChatML.
+Known are ``### Human:`` (Guanaco), ``\\n\\nHuman:`` (Anthropic), ``USER:`` with calls (Glaive) or without (Vicuna),
+ChatML, ``<|user|>`` (Zephyr), ``<human>:`` (OIG) and ``[INST]`` (Llama 2, Mistral).
 
 Tested in tests/data/chat/test_formats.py.
 """
@@ -17,9 +18,16 @@ _STYLES = {
     "anthropic": re.compile(r"(?:^|\n\n)(Human|Assistant): ?"),
     "glaive": re.compile(r"(?:^|\n\n)\s*(SYSTEM|USER|ASSISTANT|FUNCTION RESPONSE):\s*"),
     "chatml": re.compile(r"<\|im_start\|>(system|user|assistant|tool)\n"),
+    "zephyr": re.compile(r"(?:^|\n)<\|(system|user|assistant)\|>\n"),
+    "oig": re.compile(r"(?:^|\n)<(human|bot)>: ?"),
+    "vicuna": re.compile(r"(?:^|\n|</s>)(USER|ASSISTANT): ?"),
 }
-_ROLES = {"human": "user", "function response": "tool"}
+_ROLES = {"human": "user", "function response": "tool", "bot": "assistant"}
 _ENDS = re.compile(r"(<\|endoftext\|>|<\|im_end\|>)\s*\Z")
+_END_OF_SENTENCE = re.compile(r"</s>\s*\Z")
+"""What ends an answer in texts for Llama's tokenizer. In other texts it is HTML."""
+_INST = re.compile(r"\s*(?:<s>)?\s*\[INST\](.*?)\[/INST\](.*?)(?=(?:<s>)?\s*\[INST\]|\Z)", re.DOTALL)
+_SYS = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
 _CALL = re.compile(r"<functioncall>\s*(\{.*\})\s*\Z", re.DOTALL)
 _QUOTED = re.compile(r"""("arguments"\s*:\s*)'(.*)'\s*\}\s*\Z""", re.DOTALL)
 
@@ -28,16 +36,31 @@ def turns(text: Any) -> list[tuple[str, str]]:
     """The roles and texts of a marked text; empty for any other value. A text begins with one of its marks."""
     if not isinstance(text, str):
         return []
-    for pattern in _STYLES.values():
+    for style, pattern in _STYLES.items():
         first = pattern.search(text)
         if first is None or text[: first.start()].strip():
             continue
         pieces = pattern.split(text[first.start() :])[1:]
         roles = [_ROLES.get(role.lower(), role.lower()) for role in pieces[::2]]
-        found = [(role, _ENDS.sub("", body).strip()) for role, body in zip(roles, pieces[1::2], strict=True)]
+        ends = _END_OF_SENTENCE if style in ("zephyr", "vicuna") else _ENDS
+        found = [(role, ends.sub("", body).strip()) for role, body in zip(roles, pieces[1::2], strict=True)]
         if {"user", "assistant"} <= {role for role, _ in found}:
             return found
-    return []
+    return _instructions(text)
+
+
+def _instructions(text: str) -> list[tuple[str, str]]:
+    """The turns of ``[INST] question [/INST] answer </s>``, the first perhaps with a ``<<SYS>>`` message."""
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(text) and (match := _INST.match(text, at)):
+        asked, answer = match[1], _END_OF_SENTENCE.sub("", match[2])
+        if not found and (system := _SYS.match(asked)):
+            found.append(("system", system[1].strip()))
+            asked = asked[system.end() :]
+        found += [("user", asked.strip()), ("assistant", answer.strip())]
+        at = match.end()
+    return found if at == len(text) else []
 
 
 def read(text: Any, system: Any, reading: Reading) -> dict[str, Any]:

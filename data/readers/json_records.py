@@ -92,9 +92,9 @@ class JsonValues:
     values. An array is never held as a whole."""
 
     def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Any, int]]:
-        for number, value in enumerate(_values(stream), 1):
+        for number, found in enumerate(values(stream), 1):
             if number > start:
-                yield value, number
+                yield found.value, number
 
     def parse(self, raw: Any, end: int, reading: Reading) -> str:
         if isinstance(raw, Unreadable):
@@ -102,15 +102,30 @@ class JsonValues:
         return text_of(raw, reading, place=f"record {end}")
 
 
-def _values(stream: BinaryIO) -> Iterator[Any]:
-    """The elements of the arrays, and the other values, at the top level of the stream."""
+class Value(NamedTuple):
+    """A value of a stream of JSON, and where it stands."""
+
+    value: Any
+    """``Unreadable`` where it is not UTF-8."""
+    line: int
+    """The number of its first line, from 1."""
+    inside: bool
+    """Whether it is an element of an array at the top level."""
+
+
+def values(stream: BinaryIO, begun: bytes = b"") -> Iterator[Value]:
+    """The elements of the arrays, and the other values, at the top level of the stream, which ``begun`` stands before.
+
+    BadRecordError, with the line, where it is no JSON or ends within a value. What came before has been given then.
+    """
     decode = json.JSONDecoder().raw_decode
     # Bytes that are not UTF-8 become lone surrogates, so that the record that has them can be named.
     utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
-    text, at, lines = "", 0, 1  # lines: the number of the line at the beginning of ``text``
+    text, at, line = utf8.decode(begun), 0, 1  # line: the number of the one that ``at`` is in
     inside = ended = False
     while True:
-        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        start, at = at, _BETWEEN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+        line += text.count("\n", start, at)
         problem: Exception | None = None
         if at < len(text):
             if text[at] == ("]" if inside else "["):
@@ -123,24 +138,25 @@ def _values(stream: BinaryIO) -> Iterator[Any]:
             else:
                 if end < len(text) or ended:
                     plain = text.isascii() or _is_well_formed(text[at:end])
-                    yield value if plain else Unreadable("not UTF-8")
+                    yield Value(value if plain else Unreadable("not UTF-8"), line, inside)
+                    line += text.count("\n", at, end)
                     at = end
                     continue
         if problem is not None and (ended or not _may_be_cut_off(problem, text)):
-            place = min(getattr(problem, "pos", at), len(text))
+            torn = _may_be_cut_off(problem, text)  # then its beginning is the place, and else where it is wrong
+            place = at if torn else min(getattr(problem, "pos", at), len(text))
             raise BadRecordError(
                 "not valid JSON",
                 detail=getattr(problem, "msg", problem),
-                advice=TORN if ended and _may_be_cut_off(problem, text) else "correct it, or give JSON lines",
-                line=lines + text.count("\n", 0, place),
+                advice=TORN if torn else "correct it, or give JSON lines",
+                line=line + text.count("\n", at, place),
             ) from problem
         if ended:
             if inside:
-                raise BadRecordError("a JSON array without its end", advice=TORN, line=lines + text.count("\n"))
+                raise BadRecordError("a JSON array without its end", advice=TORN, line=line)
             return
         if len(text) - at > reader.LONGEST_RECORD:
-            raise BadRecordError(f"longer than {reader.LONGEST_RECORD >> 20} MB", line=lines + text.count("\n", 0, at))
-        lines += text.count("\n", 0, at)
+            raise BadRecordError(f"longer than {reader.LONGEST_RECORD >> 20} MB", line=line)
         # At least as much as there is, so that a long value is decoded only a few times.
         chunk = stream.read(max(reader.CHUNK, len(text) - at))
         ended = not chunk

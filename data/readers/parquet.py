@@ -46,14 +46,33 @@ class Parquet:
             raise BadRecordError("cannot be read as parquet", detail=error, advice="is the file complete?") from error
 
     def parse(self, raw: bytes | None, end: int, reading: Reading) -> str:
-        try:
-            return raw.decode("utf-8") if raw else ""
-        except UnicodeDecodeError as error:
-            raise BadRecordError(
-                "not UTF-8",
-                detail=f"byte 0x{error.object[error.start]:02x} at its offset {error.start}",
-                place=f"column {reading.text_field!r}, row {end}",
-            ) from error
+        return parse_text(raw, field=reading.text_field, row=end)
+
+
+def parse_text(raw: bytes | None, *, field: str, row: int | None = None) -> str:
+    """The text of a row's bytes; BadRecordError where they are not UTF-8."""
+    try:
+        return raw.decode("utf-8") if raw else ""
+    except UnicodeDecodeError as error:
+        raise BadRecordError(
+            "not UTF-8",
+            detail=f"byte 0x{error.object[error.start]:02x} at its offset {error.start}",
+            place=f"column {field!r}" + ("" if row is None else f", row {row}"),
+        ) from error
+
+
+def raw_text(scalar: Any) -> bytes | None:
+    """The bytes of one of Arrow's values of text or bytes; None for a null. TypeError for any other value."""
+    import pyarrow as pa
+
+    if isinstance(scalar, pa.DictionaryScalar):
+        scalar = scalar.value
+    if isinstance(scalar, pa.NullScalar):
+        return None
+    if not isinstance(scalar, pa.BinaryScalar):
+        raise TypeError(f"{scalar.type} is not text")
+    buffer = scalar.as_buffer()
+    return None if buffer is None else buffer.to_pybytes()
 
 
 def _to_bytes(schema: Any, field: str) -> Any:

@@ -7,11 +7,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from slm.data.bad_records import REPLACED, TALLY
+from slm.data.bad_records import REPLACED, TALLY, BadRecordError
+from slm.data.chat import message_trees
 from slm.data.config import SourceConfig
 from slm.data.errors import UserError, excerpt, nearest, one_line
+from slm.data.readers import parquet
 from slm.data.sources.conversations.chat_files import to_conversation
-from slm.data.sources.conversations.chat_records import Record
+from slm.data.sources.conversations.chat_records import Record, row_of
 from slm.data.sources.retry import retry
 
 TIMEOUT = 8  # seconds to reach the Hub before giving up
@@ -88,13 +90,14 @@ def open_split(source: SourceConfig, split: str) -> Any:
         if columns is None:
             columns = list(next(iter(dataset), {}))
         if source.kind == "chat":
-            return dataset
+            return dataset.with_format("arrow")
         if source.text_field not in columns:
             raise UserError(
                 f"{source.path} has no column {source.text_field!r}; its columns are "
                 f"{', '.join(map(repr, columns))}: set data.text_field"
             )
-        return dataset.select_columns([source.text_field])
+        # Tables of Arrow's, one row each: rows as Python's values would end at the first text that is not UTF-8.
+        return dataset.select_columns([source.text_field]).with_format("arrow")
 
 
 def resolve(source: SourceConfig) -> str:
@@ -138,14 +141,21 @@ class HubCorpus:
     def splits_by_file(self, n_shards: int) -> bool:
         return self._by_row() and self.n_files() >= n_shards
 
-    def open(self, file: int, record: int, position: Any) -> "_Rows | _Articles":
+    def open(self, file: int, record: int, position: Any) -> "_Rows | _Articles | _Trees":
         def dataset() -> Any:
             # Opened again after a failure: the connections of the old one are gone.
             whole = self._opened()
             return whole.shard(num_shards=whole.num_shards, index=file) if self._by_row() else whole
 
-        rows = _Rows(dataset, self._close, self._source, position)
-        reader = rows if self._by_row() else _Articles(rows)
+        row = None  # of a record's number none is known where a record may be several rows
+        if position is None or (self._by_row() and self._source.kind != "chat"):
+            row = 0 if position is None else record
+        rows = _Rows(dataset, self._close, self._source, position, file=file, row=row)
+        reader: _Rows | _Articles | _Trees = rows
+        if not self._by_row():
+            reader = _Articles(rows)
+        elif self._source.kind == "chat":
+            reader = _Trees(rows)
         if position is None:
             for _ in range(record):
                 next(reader)
@@ -171,42 +181,86 @@ class _Rows:
     """The text column of a streamed data set, row by row; every row once, however often the connection breaks."""
 
     def __init__(
-        self, open_dataset: Callable[[], Any], close: Callable[[], None], source: SourceConfig, position: Any
+        self,
+        open_dataset: Callable[[], Any],
+        close: Callable[[], None],
+        source: SourceConfig,
+        position: Any,
+        *,
+        file: int = 0,
+        row: int | None = None,
     ) -> None:
         self._open_dataset = open_dataset
         self._close = close
         self._source = source
         self._dataset: Any = None
-        self._iterator: Iterator[dict[str, Any]] | None = None
+        self._iterator: Iterator[Any] | None = None
         self._known = position  # a state of ``datasets``, None: the beginning
         self._since = 0  # rows given after it
+        self._file = file
+        self._row_number = row
+        """Of the row given last, in its file; None where it is not known: after a position within articles."""
 
     def __next__(self) -> Any:
         with hub_errors(self._source):
-            text = retry(self._row, self._source.path, self._disconnect)
+            table = retry(self._row, self._source.path, self._disconnect)
         self._since += 1
+        if self._row_number is not None:
+            self._row_number += 1
         if self._since == STATE_EVERY:
             self.position()
-        if self._source.kind == "chat":
-            return text
-        if text is not None and not isinstance(text, str):
-            reason = f"the column {self._source.text_field!r} is not text"
-            if not self._source.skips_bad:
-                raise UserError(f"{self._source.path}: {reason} but {excerpt(text)}: set data.text_field, or {SKIP}")
-            self._count(reason, text)
-            return ""
-        if text and "\0" in text:
+        return self._conversation(table) if self._source.kind == "chat" else self._text(table)
+
+    def _conversation(self, table: Any) -> Record:
+        record = row_of(table, 0, self._place())
+        features = self._dataset.features
+        if record.error or features is None:
+            return record
+        return Record(features.decode_example(record.value), record.where)  # of columns that hold JSON as text
+
+    def _text(self, table: Any) -> str:
+        scalar = table.column(0)[0]
+        try:
+            raw = parquet.raw_text(scalar)
+            text = parquet.parse_text(raw, field=self._source.text_field)
+        except TypeError:
+            text = self._other(scalar)
+            if not isinstance(text, str):
+                return self._leave_out(f"the column {self._source.text_field!r} is not text", text)
+        except BadRecordError as error:
+            return self._leave_out(error.reason, detail=error.detail)
+        if "\0" in text:
             self._count("a NUL character", text, count=text.count("\0"), kind=REPLACED)
             return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
-        return text or ""
+        return text
 
-    def _count(self, reason: str, row: Any, **more: Any) -> None:
-        path = self._source.path
-        # A row's number is not known after a resumption, so that its content tells it apart.
-        position = zlib.crc32(repr(row).encode("utf-8", "surrogatepass"))
-        TALLY.add(reason, path=path, position=position, first=lambda: f"{path}: {excerpt(row)}", **more)
+    def _other(self, scalar: Any) -> Any:
+        """The value of a column that is none of text: JSON of several types holds texts, too."""
+        field, features = self._source.text_field, self._dataset.features
+        value = {field: scalar.as_py()}
+        return (features.decode_example(value) if features else value)[field]
+
+    def _leave_out(self, reason: str, row: Any = "", *, detail: str = "") -> str:
+        if not self._source.skips_bad:
+            what = f"but {excerpt(row)}: set data.text_field, or {SKIP}" if not detail else f"({detail}): {SKIP}"
+            raise UserError(f"{self._place()}: {reason} {what}")
+        self._count(reason, detail or row)
+        return ""
+
+    def _count(self, reason: str, shown: Any, **more: Any) -> None:
+        if self._row_number is not None:
+            position = (self._file << 40) + self._row_number
+        else:  # its content tells it apart
+            position = zlib.crc32(repr(shown).encode("utf-8", "surrogatepass"))
+        first = f"{self._place()}: {excerpt(shown)}"
+        TALLY.add(reason, path=self._source.path, position=position, first=lambda: first, **more)
+
+    def _place(self) -> str:
+        at = "a row" if self._row_number is None else f"file {self._file + 1}, row {self._row_number:,}"
+        return f"{self._source.path}: {at}"
 
     def _row(self) -> Any:
+        """The next row, as a table."""
         if self._iterator is None:
             self._dataset = self._open_dataset()
             # Also None, the beginning: an earlier pass may have set a position, and ``datasets`` keeps it.
@@ -215,24 +269,59 @@ class _Rows:
             for _ in range(self._since):
                 next(iterator)
             self._iterator = iterator
-        row = next(self._iterator)
-        return row if self._source.kind == "chat" else row[self._source.text_field]
+        return next(self._iterator)
 
     def _disconnect(self) -> None:
         self._iterator = self._dataset = None
         self._close()
 
-    def document(self, text: Any) -> str | None:
+    def document(self, row: Any) -> str | None:
         if self._source.kind == "chat":
-            record = Record(text, f"{self._source.path}: a row")
-            found = to_conversation(record, stop=not self._source.skips_bad, columns=self._source.column_pairs)
+            found = to_conversation(row, stop=not self._source.skips_bad, columns=self._source.column_pairs)
             return None if found is None else found[1]
-        return text if text and not text.isspace() else None
+        return row if row and not row.isspace() else None
 
     def position(self) -> Any:
         if self._since:
             self._known, self._since = self._dataset.state_dict(), 0
         return self._known
+
+    def fraction_read(self) -> float:
+        return 0.0
+
+
+class _Trees:
+    """Rows of conversations; where rows are messages (OpenAssistant's), one record for each tree, whose rows stand
+    together."""
+
+    def __init__(self, rows: _Rows) -> None:
+        self._rows = rows
+        self._state: Any = None  # before the row that was read ahead
+        self._ahead: Record | None = None
+
+    def __next__(self) -> Record:
+        first, self._ahead = self._ahead or next(self._rows), None
+        tree = message_trees.tree_of(first.value)
+        if tree is None:
+            return first
+        group = [first.value]
+        while True:
+            state = self._rows.position()
+            try:
+                row = next(self._rows)
+            except StopIteration:
+                break
+            if message_trees.tree_of(row.value) != tree:
+                self._ahead, self._state = row, state
+                break
+            group.append(row.value)
+        return Record(message_trees.join(group), first.where)
+
+    def document(self, record: Record) -> str | None:
+        return self._rows.document(record)
+
+    def position(self) -> Any:
+        return self._rows.position() if self._ahead is None else self._state
 
     def fraction_read(self) -> float:
         return 0.0

@@ -16,7 +16,6 @@ from slm.data.errors import UserError
 from slm.data.sources import hub
 from slm.data.sources.conversations import chat_files
 from slm.data.sources.conversations.chat_files import Findings
-from slm.data.sources.conversations.chat_records import Record
 from slm.data.sources.corpus import records as corpus_records
 from slm.data.sources.plan import source_files
 from slm.data.tokenizers.tokenizer import Tokenizer
@@ -60,8 +59,7 @@ def findings_of(source: SourceConfig) -> Findings | None:
     stop = not source.skips_bad
     if not source.from_hub:
         return chat_files.inspect(tuple(source_files(source)), stop=stop, columns=source.column_pairs)
-    rows = corpus_records(hub.HubCorpus(source, source.split).open(0, 0, None))
-    records = (Record(row, f"{source.path}: row {number}") for number, row in enumerate(rows, 1))
+    records = corpus_records(hub.HubCorpus(source, source.split).open(0, 0, None))
     found = chat_files.of_records(itertools.islice(records, HUB_ROWS), stop=stop, columns=source.column_pairs)
     found.complete = found.conversations + found.bad < HUB_ROWS
     return found

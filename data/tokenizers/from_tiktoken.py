@@ -21,6 +21,14 @@ def convert(name: str) -> dict[str, bytes]:
     return convert_encoding(_load(name))
 
 
+def cached(name: str) -> Any:
+    """The ``tiktoken.Encoding`` of this name; None where its vocabulary is not in tiktoken's cache."""
+    try:
+        return _load(name, download=False)
+    except UnreachableError:
+        return None
+
+
 def convert_encoding(encoding: Any) -> dict[str, bytes]:
     """Tokenizer files of a ``tiktoken.Encoding`` (its ranks, pattern and special tokens)."""
     ranks: dict[bytes, int] = encoding._mergeable_ranks
@@ -105,7 +113,7 @@ def plain_pattern(pattern: str) -> str:
     return POSSESSIVE.sub(r"\1", pattern).replace("$", "\\z")
 
 
-def _load(name: str) -> Any:
+def _load(name: str, *, download: bool = True) -> Any:
     import requests
     import tiktoken
     import tiktoken.load
@@ -118,8 +126,8 @@ def _load(name: str) -> Any:
     if name not in known:
         hint = nearest(name, known) or f"it is one of: {', '.join(known)}"
         raise UserError(f"tiktoken has no encoding {name!r}; {hint}")
-    fetch = tiktoken.load.read_file
-    tiktoken.load.read_file = _fetch
+    usual = tiktoken.load.read_file
+    tiktoken.load.read_file = _fetch if download else _none
     try:
         return tiktoken.get_encoding(name)
     except (requests.RequestException, OSError, ValueError) as error:  # ValueError: what came is something else
@@ -128,7 +136,11 @@ def _load(name: str) -> Any:
             "TIKTOKEN_CACHE_DIR to a folder that holds it, or run with tokenizer=bpe"
         ) from error
     finally:
-        tiktoken.load.read_file = fetch
+        tiktoken.load.read_file = usual
+
+
+def _none(blobpath: str) -> bytes:
+    raise OSError(f"{blobpath} is not in the cache")
 
 
 def _fetch(blobpath: str) -> bytes:

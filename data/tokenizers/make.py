@@ -97,8 +97,10 @@ def make_tokenizer(
             vocab_size=config.vocab_size,
             min_frequency=config.min_frequency,
             sample_bytes=config.sample_bytes,
+            split=config.split,
         )
-        return Tokenizer(files, name=f"bpe-{config.vocab_size}", eot_token=EOT)
+        kind = "bpe" if config.split == "gpt2" else f"bpe-{config.split}"
+        return Tokenizer(files, name=f"{kind}-{config.vocab_size}", eot_token=EOT)
     return load_tokenizer(config.path, eot_token=config.eot_token)
 
 

@@ -1,15 +1,36 @@
-"""A byte-level BPE trained on the run's own text, in GPT-2's form so that llama.cpp knows its pre-tokenizer."""
+"""A byte-level BPE trained on the run's own text, in a form whose pre-tokenizer llama.cpp knows.
+
+It has all bytes, so that it can spell every text. ``tokenizer.split`` says how text is cut before pairs are merged.
+"""
 
 from collections.abc import Iterable, Iterator
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from slm.data.config import Split
 from slm.data.errors import UserError
+from slm.data.tokenizers.splits import QWEN2
 from slm.data.tokenizers.tokenizer import EOT, tokenizer_config
 
 
+def _splitting(split: Split) -> pre_tokenizers.PreTokenizer:
+    """What cuts text: by GPT-2's rule, by it and between digits as SmolLM, or for code as Qwen 2."""
+    if split == "code":
+        steps = [pre_tokenizers.Split(Regex(QWEN2), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        return pre_tokenizers.Sequence(steps)
+    by_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if split == "digits":
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_words])
+    return by_words
+
+
 def train(
-    documents: Iterable[str], *, vocab_size: int, min_frequency: int = 2, sample_bytes: int = 50_000_000
+    documents: Iterable[str],
+    *,
+    vocab_size: int,
+    min_frequency: int = 2,
+    sample_bytes: int = 50_000_000,
+    split: Split = "gpt2",
 ) -> dict[str, bytes]:
     """Tokenizer files of a BPE with up to ``vocab_size`` ids (fewer if the text has too few pairs).
 
@@ -17,7 +38,7 @@ def train(
     end-of-text token. Raises UserError if there is no text at all.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = _splitting(split)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(

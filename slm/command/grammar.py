@@ -20,6 +20,7 @@ from slm.data.errors import UserError, nearest
 from slm.from_gguf import stores
 from slm.hub.name import hub_name, valid_repo
 from slm.options import choices
+from slm.own_data import is_description
 
 MODEL_NAMES = ("model", "run", "base", "init_from", "MODEL", "RUN")
 """Keys that name a model."""
@@ -72,6 +73,8 @@ class _Reader:
             self._add_bare(word)
         elif key in MODEL_NAMES and self._names_a_model(key, value):
             self.named = items(value) if self.command.several_models else [value]  # the last word wins, as in Hydra
+        elif key == "data" and is_description(value) and self._takes("local", "chat"):
+            self.given.append(f"data={quoted(value)}")
         elif key == "data" and self._takes("local", "chat") and not _all_in(value, choices("data")):
             self._add_files(items(value))
         else:
@@ -107,6 +110,8 @@ class _Reader:
         elif kind == "set":
             self.given.append(f"data={word}")
             self._warn_of_folder(word)
+        elif kind == "description":
+            self.given.append(f"data={quoted(word)}")
         elif kind in ("local", "chat", "questions"):
             self._add_files(_parts(word))
         elif kind == "text":
@@ -123,7 +128,8 @@ class _Reader:
             raise UserError(self._refusal(word))
 
     def _kind(self, word: str) -> str | None:
-        """Which of the command's kinds of words this is; ``set``: the name of a data set; None: none of them."""
+        """Which of the command's kinds of words this is; ``set``: the name of a data set; ``description``: a YAML
+        file that describes text; None: none of them."""
         takes = self._takes
         if takes("out") and self.models:
             return "out"
@@ -135,6 +141,8 @@ class _Reader:
             return "quant" if takes("quant") else "type"
         if takes("local", "chat") and word in choices("data"):
             return "set"
+        if takes("local", "chat") and is_description(word):
+            return "description"
         if takes("text") and word == WIKITEXT:
             return "text"
         found = runs.place(word)

@@ -13,10 +13,10 @@ from typing import Any
 from slm.data.errors import UserError, nearest
 from slm.data.tokenizers import from_sentencepiece
 from slm.data.tokenizers.from_sentencepiece import BPE, CONTROL, NORMAL, UNIGRAM, UNKNOWN, UNUSED, USER_DEFINED
+from slm.data.tokenizers.splits import SPLITS, WHOLE_WORDS, section
 from slm.data.tokenizers.tokenizer import special_token, tokenizer_config
 from slm.from_gguf.contents import Contents
 from slm.llama.model import Model
-from slm.vocabulary.splits import SPLITS, WHOLE_WORDS, section
 
 KEY = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"

@@ -15,8 +15,8 @@ import hashlib
 from typing import Any
 
 from slm.data.errors import UserError
+from slm.data.tokenizers.splits import GPT2, SPLITS, WHOLE_WORDS
 from slm.vocabulary.fingerprints import FINGERPRINTS
-from slm.vocabulary.splits import GPT2, SPLITS, WHOLE_WORDS
 
 FINGERPRINT_TEXT = (
     "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n🚀 (normal) 😶\u200d🌫️ (multiple emojis concatenated) ✅ "

@@ -19,7 +19,7 @@ FAILURES = ("busy", "closed", "cut")
 
 
 class FlakyHub(LocalHub):
-    """Serves the files of ``folder`` as the data set ``owner/stories``; ``address`` is its HF_ENDPOINT.
+    """Serves the files of ``folder`` and its folders as the data set ``owner/stories``; ``address`` is its HF_ENDPOINT.
 
     With the probability ``failing`` (a tenth of it for answers that are not text) an outage begins: up to 12 answers
     one after the other fail, each by a 503, a connection closed without an answer, or a body that breaks off in the
@@ -69,8 +69,8 @@ class _Handler(Answers):
             names = [{"rfilename": name} for name in self._names()]
             about = {"id": "owner/stories", "sha": self.server.sha, "siblings": names, "tags": [], "private": False}
             self.send_json(about)
-        elif re.match(r"/api/datasets/owner/stories/(tree|paths-info)/", path):
-            self.send_json([self._entry(name) for name in self._wanted()])
+        elif match := re.match(r"/api/datasets/owner/stories/(?:tree|paths-info)/\w+/?(.*)", path):
+            self.send_json([self._entry(name) for name in self._wanted(match.group(1))])
         elif match := re.fullmatch(r"/datasets/owner/stories/resolve/\w+/(.+)", path):
             self._file(match.group(1), cut=failure == "cut")
         else:
@@ -79,16 +79,21 @@ class _Handler(Answers):
     do_HEAD = do_POST = do_GET  # noqa: N815
 
     def _names(self) -> list[str]:
-        return sorted(path.name for path in self.server.folder.iterdir())
+        folder = self.server.folder
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def _wanted(self) -> list[str]:
+    def _wanted(self, inside: str) -> list[str]:
         if self.command != "POST":
-            return self._names()
+            found = (self.server.folder / inside).rglob("*") if "recursive=true" in self.path.lower() else ()
+            found = found or (self.server.folder / inside).iterdir()
+            return sorted(path.relative_to(self.server.folder).as_posix() for path in found)
         body = self.body().decode()
         paths = json.loads(body).get("paths", []) if body.startswith("{") else re.findall(r"paths=([^&]*)", body)
-        return [name for name in self._names() if name in map(unquote, paths)]
+        return [name for name in map(unquote, paths) if (self.server.folder / name).exists()]
 
     def _entry(self, name: str) -> dict[str, object]:
+        if (self.server.folder / name).is_dir():
+            return {"type": "directory", "path": name, "size": 0, "oid": hashlib.sha1(name.encode()).hexdigest()}
         size = (self.server.folder / name).stat().st_size
         return {"type": "file", "path": name, "size": size, "oid": hashlib.sha1(name.encode()).hexdigest()}
 

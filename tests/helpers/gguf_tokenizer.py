@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 from slm.data.tokenizers import from_sentencepiece
+from slm.data.tokenizers.splits import QWEN35
 from slm.data.tokenizers.tokenizer import Tokenizer, special_token, token_first, tokenizer_config
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
@@ -35,6 +36,7 @@ PRE_TOKENIZERS = {
     "gpt-2": _BYTES,
     "llama-bpe": split(_LLAMA3),
     "qwen2": split(_LLAMA3.replace("{1,3}", "")),
+    "qwen35": split(QWEN35),
     "smollm": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]},
 }
 """As published tokenizers have them, by llama.cpp's name."""
@@ -103,7 +105,7 @@ def _byte_level(found: dict) -> dict:
     last = max(id for id, kind in enumerate(found["token_type"]) if kind == NORMAL)
     vocab = {token: id for id, token in enumerate(found["tokens"][: last + 1])}  # some have special tokens first
     return {
-        "normalizer": {"type": "NFC"} if found["pre"] == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if found["pre"] in ("qwen2", "qwen35") else None,
         "pre_tokenizer": PRE_TOKENIZERS[found["pre"]],
         "post_processor": _BYTES,
         "decoder": _BYTES,

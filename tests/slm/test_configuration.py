@@ -214,7 +214,10 @@ def test_a_group_takes_one_name():
 
 
 def test_an_option_of_other_data_names_the_choice_that_has_it():
-    with pytest.raises(UserError, match=r"data\.files is an option of data=chat and data=local: add one of them"):
+    with pytest.raises(
+        UserError,
+        match=r"data\.files is an option of data=chat, data=local and data=wikipedia_stories: add one of them",
+    ):
         load_config("train", ["preset=tiny", "data.files=[a.txt]"])
     with pytest.raises(UserError, match=r"data\.separator is an option of data=local: add data=local to the command"):
         load_config("train", ["preset=tiny", "data.separator=x"])

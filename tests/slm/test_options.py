@@ -39,7 +39,7 @@ def test_every_field_of_a_commands_dataclass_is_listed(name):
     assert missing <= NOT_TYPED
 
 
-NOT_TYPED = {"data.sources", "data.weight", "data.validated"}
+NOT_TYPED = {"data.with_files", "data.weight", "data.validated"}
 """What the sources of a mixture have, which stands in a file of the group data."""
 
 
@@ -76,7 +76,7 @@ def test_what_is_asked_for_most_comes_first_and_a_word_filters(monkeypatch):
     text = show("train")
     assert text.startswith("Most used:\n  preset=tiny ")
     assert text.index("  data.files=") < text.index("  optim.lr=") < text.index("\nlora:") < text.index("  lora.alpha=")
-    assert "(data=chat|local)" in text
+    assert "(data=chat|local|wikipedia_stories)" in text
     filtered = show("train", wanted="warmup")
     assert "  optim.warmup_steps=0" in filtered
     assert "train.max_steps" not in filtered

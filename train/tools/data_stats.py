@@ -21,12 +21,17 @@ from slm.data.statistics import Statistics
 from slm.data.storage import atomic_write_bytes
 from slm.data.stream.chat_setup import chat_setup
 from slm.data.tokenizers.fast_encode import make_encode
+from slm.data.tokenizers.from_tiktoken import cached
 from slm.data.tokenizers.make import make_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.report import final_json, table
 from slm.train.config import RunConfig
 from slm.train.tools import chat_stats
+from slm.train.tools.prepare import show_prepared
 
+COMPARED_BYTES = 1_000_000
+"""Text that is encoded for the comparison with GPT-2's tokenizer."""
+GPT2 = "gpt2"
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
 
@@ -57,6 +62,8 @@ class DataStatsConfig(RunConfig):
 def main(argv: list[str]) -> int:
     """Count, draw the histogram, print the table and the JSON line. Returns the exit code."""
     config = load(DataStatsConfig, "data_stats", argv)
+    if config.data.prepared:
+        return show_prepared(config.data.prepared)
     stats, seed = config.stats, config.train.seed
     show_files(config.data, print)
     tokenizer = make_tokenizer(
@@ -70,11 +77,13 @@ def main(argv: list[str]) -> int:
     text = show_accounts(config, tokenizer)
     counted = count(config.data, tokenizer, stats, seed=seed)
     show(counted, config.data, tokenizer)
+    next_to = next_to_gpt2(config, tokenizer)
     record: dict[str, Any] = {
         "tokenizer": tokenizer.name,
         "vocab_size": tokenizer.vocab_size,
         "sources": {name: each.record() | {"complete": whole} for name, (each, whole) in counted.items()},
         "text": text,
+        "bytes_per_token": next_to,
         "plot": None,
     }
     if stats.plot and any(each.lengths for each, _ in counted.values()):
@@ -185,6 +194,22 @@ def show(counted: dict[str, tuple[Statistics, bool]], config: DataConfig, tokeni
         f"repeated documents (data.dedup={config.dedup}). +: the source has more documents (stats.max_docs)."
     )
     table("The text", columns, rows, caption=caption)
+
+
+def next_to_gpt2(config: DataStatsConfig, tokenizer: Tokenizer) -> dict[str, float]:
+    """Print how many bytes of the text a token spells, next to GPT-2's; by the tokenizers' names.
+
+    GPT-2's is left out, and nothing downloaded, where tiktoken has it not in its cache.
+    """
+    sample = sample_documents(config.data, "train", COMPARED_BYTES, config.train.seed)
+    size = sum(len(each.encode("utf-8")) for each in sample)
+    counts = {tokenizer.name: (sum(map(len, map(make_encode(tokenizer), sample))), tokenizer.vocab_size)}
+    if tokenizer.name != GPT2 and (gpt2 := cached(GPT2)) is not None:
+        counts[GPT2] = sum(len(gpt2.encode_ordinary(each)) for each in sample), gpt2.n_vocab
+    found = {name: size / max(1, count) for name, (count, _) in counts.items()}
+    shown = ", ".join(f"{found[name]:.2f} of {name} ({ids:,} ids)" for name, (_, ids) in counts.items())
+    print(f"bytes per token of {size / 1e6:.1f} MB of the text: {shown}")
+    return {name: round(value, 4) for name, value in found.items()}
 
 
 def plot(lengths: dict[str, array], path: Path) -> None:

@@ -18,16 +18,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from slm.data.bad_records import BadRecordError
 from slm.data.chat import message_trees
 from slm.data.errors import UserError, one_line
+from slm.data.readers import json_records
 from slm.data.sources import kinds
 from slm.data.sources.compressed import open_binary
 
 _BATCH = 64
 """Rows of a parquet file read at a time."""
 _CHUNK = 1 << 20
-"""Characters of a JSON array that are read at a time."""
-_SPACE = re.compile(r"[\s,]*")
+"""Bytes that are buffered and looked at ahead."""
+NOT_UTF8 = "it is not UTF-8"
 _ESCAPED = re.compile(r"[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` reads them."""
 
@@ -203,7 +205,7 @@ def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterat
         try:
             yield Record(json.loads(line), place.where)
         except UnicodeDecodeError:
-            yield Record(None, place.where, "it is not UTF-8")
+            yield Record(None, place.where, NOT_UTF8)
         except (ValueError, RecursionError) as error:
             yield Record(None, place.where, f"it is not a line of JSON ({one_line(error)})")
 
@@ -234,63 +236,27 @@ def _goes_on(line: bytes) -> bool:
 
 def _read_values(place: _Place, begun: bytes, stream: BinaryIO) -> Iterator[Record | None]:
     """The items of an array, or objects one after another; of a single object that holds one list of objects, these."""
-    text = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    decoder = json.JSONDecoder()
-    buffer, at, line, ended = text.decode(begun), 0, 1, False
-    in_array: bool | None = None
-    alone: Record | None = None
+    alone: Record | None = None  # the first value, as long as it is the only one and in no array
     count = 0
-    while True:
-        space = _SPACE.match(buffer, at)
-        assert space is not None
-        line += buffer.count("\n", at, space.end())
-        at = space.end()
-        if at < len(buffer) and in_array is None:
-            in_array = buffer[at] == "["
-            at += in_array
-            continue
-        if in_array and buffer[at : at + 1] == "]":
-            behind = buffer[at + 1 :].strip() or stream.read().strip()
-            if behind:
-                place.line = line
-                yield Record(None, place.where, "more stands behind the array's end", last=True)
-            return
-        if ended and at == len(buffer):
-            break
-        value, end, why = None, len(buffer), ""
-        if at < len(buffer):
-            try:
-                value, end = decoder.raw_decode(buffer, at)
-            except (ValueError, RecursionError) as error:
-                why = one_line(error)
-        if not ended and end == len(buffer):  # it is not complete, or a number that may go on
-            # Twice as much text the next time: a long record is not parsed again and again.
-            more = stream.read(max(_CHUNK, len(buffer) - at))
-            ended = not more
-            buffer, at = buffer[at:] + text.decode(more, final=ended), 0
-            continue
-        place.line = line
-        where = place.where
-        if why:
+    try:
+        for found in json_records.values(stream, begun):
+            place.line = found.line
+            bad = isinstance(found.value, json_records.Unreadable)
+            record = Record(None, place.where, NOT_UTF8) if bad else Record(found.value, place.where)
+            count += 1
+            if count == 1 and not found.inside:
+                alone = record
+                continue
             if alone is not None:
                 yield alone
-            yield Record(None, where, f"it is not valid JSON ({why})", last=True)
-            return
-        bad = _ESCAPED.search(buffer, at, end)
-        found = Record(None, where, "it is not UTF-8") if bad else Record(value, where)
-        count += 1
-        if in_array or count > 1:
-            if alone is not None:
-                yield alone
-            alone = None
-            yield found
-        else:
-            alone = found
-        line += buffer.count("\n", at, end)
-        at = end
-    if in_array:
-        place.line = line
-        yield Record(None, place.where, "the array does not end: is the file complete?", last=True)
+                alone = None
+            yield record
+    except BadRecordError as error:
+        if alone is not None:
+            yield alone
+        place.line = error.line or place.line
+        yield Record(None, place.where, f"it is {error}" + (f" ({error.detail})" if error.detail else ""), last=True)
+        return
     if alone is not None:
         inner = _only_list(alone.value)
         if inner is None:
@@ -358,13 +324,14 @@ def _read_parquet(path: str, start: int) -> Iterator[Record]:
                     number += len(batch)
                     continue
                 for at in range(max(0, start - number), len(batch)):
-                    yield _row(batch, at, f"{path}: row {number + at + 1}")
+                    yield row_of(batch, at, f"{path}: row {number + at + 1}")
                 number += len(batch)
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} cannot be read as parquet ({one_line(error)}): is the file complete?") from error
 
 
-def _row(batch: Any, at: int, where: str) -> Record:
+def row_of(batch: Any, at: int, where: str) -> Record:
+    """The row number ``at`` of a batch or a table of Arrow's."""
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:

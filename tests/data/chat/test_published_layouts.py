@@ -197,6 +197,23 @@ LAYOUTS = {
         {"messages": [ASKED, SAID | {"reasoning": "Hm."}], "source": "x"},
         ["Fine."],
     ),
+    "llama 2": (
+        {
+            "text": "<s>[INST] <<SYS>>\nBe kind.\n<</SYS>>\n\nHow are you? [/INST] Fine. </s>"
+            "<s>[INST] Sure? [/INST] Yes, see </s>. </s>"
+        },
+        ["Fine.", "Yes, see </s>."],
+    ),
+    "zephyr": ({"text": "<|system|>\nBe kind.</s>\n<|user|>\nHow are you?</s>\n<|assistant|>\nFine.</s>\n"}, ["Fine."]),
+    "vicuna": (
+        {"text": "USER: How are you?\nASSISTANT: Fine.</s>USER: Sure? ASSISTANT:\nASSISTANT: Yes."},
+        ["Fine.", "Yes."],
+    ),
+    "oig": ({"text": "<human>: How are you?\n<bot>: Fine.\n<human>: Sure?\n<bot>: Yes."}, ["Fine.", "Yes."]),
+    "lima": ({"conversations": ["How are you?", "Fine."], "source": "x"}, ["Fine."]),
+    "wildchat": ({"conversation": [ASKED | {"toxic": False}, SAID | {"toxic": False}], "turn": 1}, ["Fine."]),
+    "kto": ({"prompt": "How are you?", "completion": "Fine.", "label": True}, ["Fine."]),
+    "metamath": ({"query": "How are you?", "response": "Fine.", "type": "y"}, ["Fine."]),
     "pairs in a turn": ({"conversation": [{"system": "", "input": "How are you?", "output": "Fine."}]}, ["Fine."]),
 }
 PAIRS = [name for name in LAYOUTS if name.startswith("pairs of") or name == "pairs with a question"]

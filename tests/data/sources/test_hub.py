@@ -250,6 +250,100 @@ def test_rows_without_text_are_left_out_or_end_the_run(dataset):
     source = SourceConfig(kind="hub", path=str(dataset), text_field="id", on_bad="skip")
     assert take(one_pass(source, 0, 1)) == []
     found = TALLY.record([str(dataset)])
-    assert found["the column 'id' is not text"].count == 50  # rows that are equal count once
-    with pytest.raises(UserError, match=r"the column 'id' is not text but 0: .*on_bad=skip"):
+    assert found["the column 'id' is not text"].count == 200
+    assert found["the column 'id' is not text"].first == f"{dataset}: file 1, row 1: 0"
+    with pytest.raises(UserError, match=r"file 1, row 1: the column 'id' is not text but 0: .*on_bad=skip"):
         take(one_pass(replace(source, on_bad="stop"), 0, 1))
+
+
+TEXTS = ["one", "zwei é", "", None, "fünf"]
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "binary", "large_binary", "dictionary"])
+def test_columns_of_every_type_for_text(tmp_path, kind):
+    column = pa.array(TEXTS)
+    if "binary" in kind:
+        column = pa.array([None if text is None else text.encode() for text in TEXTS], getattr(pa, kind)())
+    elif kind != "string":
+        column = column.dictionary_encode() if kind == "dictionary" else pa.array(TEXTS, getattr(pa, kind)())
+    pq.write_table(pa.table({"text": column}), tmp_path / "train-00000-of-00001.parquet")
+    assert take(one_pass(SourceConfig(kind="hub", path=str(tmp_path)), 0, 1)) == ["one", "zwei é", "fünf"]
+
+
+def not_utf8(rows):
+    """A column of strings whose bytes are these, as other programs write them."""
+    return pa.Array.from_buffers(pa.string(), len(rows), pa.array(rows, pa.binary()).buffers())
+
+
+def test_text_that_is_not_utf8_is_left_out_or_ends_the_run(tmp_path):
+    for shard, rows in enumerate(([b"one", b"two"], [b"three", b"caf\xe9", b"five", b"\xff\xfe", b"seven"])):
+        pq.write_table(pa.table({"text": not_utf8(rows)}), tmp_path / f"train-0000{shard}-of-00002.parquet")
+    source = SourceConfig(kind="hub", path=str(tmp_path), on_bad="skip")
+    whole = ["one", "two", "three", "five", "seven"]
+    for cut in range(len(whole)):
+        stream = one_pass(source, 0, 1)
+        assert take(stream, cut) == whole[:cut]
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = one_pass(source, 0, 1)
+        stream.load_state_dict(state)
+        assert take(stream) == whole[cut:]
+    found = TALLY.record([str(tmp_path)])["not UTF-8"]
+    assert found.count == 2  # however often they are read, and from where
+    assert found.first == f"{tmp_path}: file 2, row 2: byte 0xe9 at its offset 3"
+    with pytest.raises(UserError, match=r"file 2, row 2: not UTF-8 \(byte 0xe9 at its offset 3\): .*on_bad=skip"):
+        take(one_pass(replace(source, on_bad="auto"), 0, 1))
+
+
+def test_conversations_that_are_not_utf8(tmp_path):
+    table = pa.table({"prompt": not_utf8([b"Hi", b"caf\xe9"]), "response": pa.array([b"Hello", b"x"], pa.binary())})
+    pq.write_table(table, tmp_path / "train-00000-of-00001.parquet")
+    source = SourceConfig(kind="chat", path=str(tmp_path))
+    (conversation,) = take(one_pass(source, 0, 1))
+    assert [each["content"] for each in json.loads(conversation)["messages"]] == ["Hi", "Hello"]
+    with pytest.raises(UserError, match=r"file 1, row 2: its column 'prompt' is not UTF-8; .*on_bad=skip"):
+        take(one_pass(replace(source, on_bad="stop"), 0, 1))
+
+
+def test_rows_that_are_messages_of_trees(tmp_path):
+    """As OpenAssistant's data sets are on the Hub: one conversation for each tree, also after a resumption."""
+    rows = []
+    for tree in range(5):
+        for number, (role, text) in enumerate((("prompter", f"{tree}?"), ("assistant", f"{tree}."))):
+            name = f"{tree}-{number}"
+            parent = f"{tree}-0" if number else None
+            rows.append(
+                {"message_id": name, "parent_id": parent, "message_tree_id": str(tree), "text": text, "role": role}
+            )
+    table = pa.Table.from_pylist(rows)
+    for shard in range(2):
+        part = table.slice(0, 6) if shard == 0 else table.slice(6)
+        pq.write_table(part, tmp_path / f"train-0000{shard}-of-00002.parquet", row_group_size=1)
+    source = SourceConfig(kind="chat", path=str(tmp_path))
+    whole = take(one_pass(source, 0, 1))
+    said = [[each["content"] for each in json.loads(document)["messages"]] for document in whole]
+    assert said == [[f"{tree}?", f"{tree}."] for tree in range(5)]
+    for cut in range(6):
+        stream = one_pass(source, 0, 1)
+        take(stream, cut)
+        state = json.loads(json.dumps(stream.state_dict()))
+        stream = one_pass(source, 0, 1)
+        stream.load_state_dict(state)
+        assert take(stream) == whole[cut:], cut
+    stream = one_pass(source, 0, 1)
+    stream.load_state_dict({**state, "part": 1, "record": 1, "ordinal": 4, "at": None})  # without a position
+    assert take(stream) == whole[4:]
+
+
+def test_a_configuration_of_the_data_set_by_its_card(tmp_path):
+    """Folders and a card as FineWeb-Edu has them."""
+    for folder, text in (("sample/10BT", "wanted"), ("data/CC-MAIN-2013-20", "other")):
+        (tmp_path / folder).mkdir(parents=True)
+        pq.write_table(pa.table({"text": [f"{text} {i}" for i in range(3)]}), tmp_path / folder / "000_00000.parquet")
+    parts = (("default", "data/*/*"), ("sample-10BT", "sample/10BT/*"))
+    cards = [f"- config_name: {name}\n  data_files: [{{split: train, path: {path}}}]" for name, path in parts]
+    (tmp_path / "README.md").write_text("\n".join(["---", "configs:", *cards, "---", "# A data set"]))
+    source = SourceConfig(kind="hub", path=str(tmp_path), subset="sample-10BT")
+    assert take(one_pass(source, 0, 1)) == ["wanted 0", "wanted 1", "wanted 2"]
+    assert take(one_pass(replace(source, subset=""), 0, 1)) == ["other 0", "other 1", "other 2"]
+    with pytest.raises(UserError, match=r"'sample-1T' not found.*'sample-10BT'"):
+        take(one_pass(replace(source, subset="sample-1T"), 0, 1))

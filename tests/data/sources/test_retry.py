@@ -34,7 +34,8 @@ def documents(stream):
 
 if __name__ == "__main__":
     tokenizer, cache, cut = load_tokenizer(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    config = DataConfig(kind="hub", path="owner/stories", cache_dir=cache, shuffle_buffer=16, val_fraction=0.1)
+    named = {"path": "owner/stories", "subset": "sample-10BT"}
+    config = DataConfig(kind="hub", **named, cache_dir=cache, shuffle_buffer=16, val_fraction=0.1)
     plans = make_plans(config, "train")
     whole = documents(open_documents(plans, seed=3))
     stream = open_documents(plans, seed=3)
@@ -57,12 +58,15 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three parquet files of 120 rows, each read in several requests."""
+    """Three parquet files of 120 rows, each read in several requests, in a folder that the data set's card names."""
     folder = tmp_path_factory.mktemp("stories")
+    (folder / "sample").mkdir()
+    card = "configs:\n- config_name: sample-10BT\n  data_files: [{split: train, path: sample/*}]"
+    (folder / "README.md").write_text(f"---\n{card}\n---\n")
     rng = random.Random(1)
     for shard in range(3):
         rows = [f"{shard} {i:03d} " + rng.randbytes(rng.randrange(200)).hex() for i in range(120)]
-        pq.write_table(pa.table({"text": rows}), folder / f"train-0000{shard}-of-00003.parquet", row_group_size=40)
+        pq.write_table(pa.table({"text": rows}), folder / "sample" / f"00{shard}_00000.parquet", row_group_size=40)
     return folder
 
 

@@ -14,7 +14,7 @@ def folder(tmp_path, monkeypatch):
     """A run ``mine`` (the newest), text, conversations, a GGUF file, and a folder called like a data set."""
     for name in ("runs/mine/checkpoints", "notes", "tales", "mine2"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("notes/a.txt", "chats.csv", "a,b.txt", "model.gguf", "it's.txt"):
+    for name in ("notes/a.txt", "chats.csv", "a,b.txt", "model.gguf", "it's.txt", "mix.yaml"):
         (tmp_path / name).write_text("x")
     (tmp_path / "runs/latest").symlink_to("mine")
     monkeypatch.chdir(tmp_path)
@@ -40,6 +40,8 @@ MEANT = {
     "train model=/tmp/real": "init_from='/tmp/real'",
     "train data=notes": "data=local data.files=['notes']",
     "train data=tales": "data=tales",
+    "train data=mix.yaml": "data='mix.yaml'",
+    "tune mine mix.yaml": "base=mine data='mix.yaml'",
     "train data=local data.files=[notes]": "data=local data.files=[notes]",
     "train data=chat chats.csv": "data.files=['chats.csv'] data=chat",
     "sweep data=tales,tinystories optim.lr=0.1,0.2": "data=tales,tinystories optim.lr=0.1,0.2",
@@ -67,6 +69,7 @@ MEANT = {
     "exam mine chats.csv": "run=mine data=['chats.csv']",
     "exam mine data=gone.csv": "run=mine data=gone.csv",
     "data-stats notes": "data=local data.files=['notes']",
+    "prepare 10m notes out=corpus": "data=local data.files=['notes'] preset=10m out=corpus",
     "plan 125m tokens_per_s=800": "preset=125m tokens_per_s=800",
     "bench-quant mine q8_0": "run=mine quant=q8_0",
     "train ~train.seed": "~train.seed",

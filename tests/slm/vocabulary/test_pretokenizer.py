@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from slm.data.errors import UserError
+from slm.data.tokenizers.splits import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35, SPLITS, TEKKEN, WHOLE_WORDS
+from slm.data.tokenizers.splits import section as written
 from slm.vocabulary.fingerprints import FINGERPRINTS
 from slm.vocabulary.pretokenizer import SPELLINGS, by_structure, identify
-from slm.vocabulary.splits import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35, SPLITS, TEKKEN, WHOLE_WORDS
-from slm.vocabulary.splits import section as written
 
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -16,15 +16,18 @@ from pathlib import Path
 import pytest
 
 from slm.data.chat.formats import to_document
-from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.template import TOOL_WORDS, TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder, with_chatml
+from slm.data.chat.tool_template import with_tools
+from slm.data.stream.chat_setup import with_template
 from slm.data.stream.packing import Tokenized
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.model import Model
 from slm.serve.chat_template import ChatPrompt
 from slm.serve.engine.messages import ModelInfo
 from slm.serve.engine.tokenize import tokenize_within
-from slm.vocabulary.exportable import failures
+from slm.vocabulary.exportable import failures, write_vocabulary
+from slm.vocabulary.gguf_vocab import build_vocab
 from slm.vocabulary.same_ids import PROBES
 from tests.helpers import tool_templates as templates
 from tests.helpers.gguf_tokenizer import convert
@@ -58,13 +61,20 @@ class Made:
     rows: int
 
 
-def make(path: Path, folder: Path, *, template: str | None = None, chatml: bool = False) -> Made:
+def make(path: Path, folder: Path, *, template: str | None = None, chatml: bool = False, tools: bool = False) -> Made:
+    """``tools``: with the template that a run carries whose conversations have tools that its own does not write."""
     tokenizer = convert(path, template=template)
     tokenizer = with_chatml(tokenizer) if chatml else tokenizer
+    if tools:
+        tokenizer = with_template(tokenizer, with_tools(ChatEncoder(tokenizer).template, list(TOOL_WORDS)))
     rows = -(-tokenizer.vocab_size // 64) * 64
     tokenizer.save(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": rows}))
-    found = failures(folder, rows, "real", folder / "model.gguf")
+    if tools:  # the vocabulary is the same
+        found = []
+        write_vocabulary(folder / "model.gguf", build_vocab(folder, rows), name="real")
+    else:
+        found = failures(folder, rows, "real", folder / "model.gguf")
     return Made(tokenizer=tokenizer, directory=folder, gguf=folder / "model.gguf", failures=found, rows=rows)
 
 
@@ -180,6 +190,40 @@ def test_texts_and_chats_have_the_same_ids_everywhere(made, shared_data):
                 compared[bool(tools)] += 1
     assert sum(compared) > N_CONVERSATIONS / 4
     print(f"{made.directory.name}: {len(plain)} texts, {compared[0]} chats, {compared[1]} with tools, {trained} whole")
+
+
+def test_a_template_made_for_tools_has_the_same_ids_everywhere(shared_data, tmp_path):
+    """Llama 2's template knows no tools: a run whose conversations have some carries one of ours around it."""
+    from transformers import AutoTokenizer
+
+    paths = NAMED or [shared_data / "vocab" / f"ggml-vocab-{name}.gguf" for name in IN_THE_SUITE]
+    for path in paths:
+        name = path.stem.removeprefix("ggml-vocab-")
+        if TOOL_WORDS.keys() <= ChatEncoder(convert(path, template=TEMPLATES.get(name))).template.writes:
+            continue
+        made = make(path, tmp_path / name, template=TEMPLATES.get(name), tools=True)
+        theirs, encoder = AutoTokenizer.from_pretrained(made.directory), ChatEncoder(made.tokenizer)
+        spelled = tuple(token["content"] for token in made.tokenizer.spec["added_tokens"])
+        plain = texts(N_TEXTS, shared_data, unlike=spelled)
+        compared = [0, 0]  # with tools, and of these with calls
+        with Model(made.gguf, vocab_only=True) as llama:
+            prompt = ChatPrompt(info(llama))
+            for messages, tools in conversations([each for each in plain if each.isascii()], N_CONVERSATIONS):
+                if not tools:
+                    continue
+                ours = encoder.prompt(messages[:-1], tools)
+                options = {"tools": tools, "add_generation_prompt": True}
+                assert hf_ids(theirs.apply_chat_template(messages[:-1], **options)) == ours
+                assert server_ids(llama, prompt, messages[:-1], tools) == ours
+                assert tuple(ours[: len(made.tokenizer.begins)]) == made.tokenizer.begins
+                ids, scored, _ = encoder.conversation(to_document({"messages": messages, "tools": tools}))
+                assert hf_ids(theirs.apply_chat_template(messages, tools=tools)) == ids.tolist()
+                assert scored.any()
+                compared[0] += 1
+                compared[1] += any("tool_calls" in each for each in messages)
+        assert compared[0] >= N_CONVERSATIONS // 2
+        assert compared[1] >= N_CONVERSATIONS // 5
+        print(f"{name}: {compared[0]} chats with tools, {compared[1]} with calls, by the template made for tools")
 
 
 def test_a_base_gets_a_template_that_begins_as_its_texts_do(shared_data, tmp_path):

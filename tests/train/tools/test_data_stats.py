@@ -2,11 +2,35 @@
 
 import json
 
+import pytest
+
+from slm.configuration import build, load_config
 from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
 from slm.data.tales.story import story
+from slm.data.tokenizers import from_tiktoken
 from slm.data.tokenizers.make import make_tokenizer
 from slm.train.tools import data_stats
-from slm.train.tools.data_stats import StatsOptions, count
+from slm.train.tools.data_stats import DataStatsConfig, StatsOptions, count
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_bytes_per_token_stand_next_to_gpt2s_where_it_is_here(tmp_path, capsys, monkeypatch, shared_data, cached):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared_data / "tiktoken_cache" if cached else tmp_path / "empty"))
+    monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
+    monkeypatch.setattr(from_tiktoken, "_fetch", None)  # nothing is downloaded
+    config = build(DataStatsConfig, load_config("data_stats", ["data=tales"]))
+    texts = [story(1, index) for index in range(80)]
+    tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=300), lambda: iter(texts))
+    monkeypatch.setattr(data_stats, "COMPARED_BYTES", 20_000)
+    found = data_stats.next_to_gpt2(config, tokenizer)
+    out = capsys.readouterr().out
+    assert out.startswith("bytes per token of 0.0 MB of the text: ")
+    assert f"{found['bpe-300']:.2f} of bpe-300 (300 ids)" in out
+    assert set(found) == ({"bpe-300", "gpt2"} if cached else {"bpe-300"})
+    assert 1 < found["bpe-300"] < 3
+    if cached:
+        assert 3.5 < found["gpt2"] < 5
+        assert f"{found['gpt2']:.2f} of gpt2 (50,257 ids)" in out
 
 
 def test_the_command(tmp_path, capsys):
@@ -27,6 +51,7 @@ def test_the_command(tmp_path, capsys):
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert "61+" in out
     assert "near duplicates" in out
+    assert record["bytes_per_token"][record["tokenizer"]] > 1
 
 
 def test_duplicates_are_found_across_sources(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from slm.data.chat.formats import from_document, read_record
 from slm.data.config import DataConfig
 from slm.data.errors import UserError
+from slm.data.readers import reader
 from slm.data.sources.conversations import chat_files, chat_records
 from slm.data.sources.documents import iter_documents, sample_documents
 from slm.data.sources.hub import HubCorpus
@@ -203,7 +204,7 @@ def test_columns_of_any_name(tmp_path):
     ],
 )
 def test_json_over_several_lines(tmp_path, text, monkeypatch):
-    monkeypatch.setattr(chat_records, "_CHUNK", 16)  # what is read at a time ends anywhere
+    monkeypatch.setattr(reader, "CHUNK", 16)  # what is read at a time ends anywhere
     file = tmp_path / "a.json"
     file.write_text(text)
     assert [each.value for each in chat_records.read(str(file))] == records(3)
@@ -219,7 +220,11 @@ def test_a_list_of_messages_in_each_line(tmp_path, separator):
     file.write_text(json.dumps(turns))
     assert said(file) == [(f"{n}?", f"{n}.") for n in range(3)]
     file.write_text("[\n" + json.dumps(records(1)[0]) + "\n]\n{}\n")
-    assert [each.error for each in chat_records.read(str(file))] == ["", "more stands behind the array's end"]
+    assert [each.value for each in chat_records.read(str(file))] == [records(1)[0], {}]  # read behind the array's end
+    file.write_text("[\n" + json.dumps(records(1)[0]) + "\n]\nplain\n")
+    *_, behind = chat_records.read(str(file))
+    assert (behind.where, behind.last) == (f"{file}:4", True)
+    assert behind.error == "it is not valid JSON (Expecting value)"
 
 
 @pytest.mark.parametrize("content", [b"", b"plain", gzip.compress(b"", mtime=0)[:-3]], ids=["empty", "text", "torn"])
@@ -360,4 +365,4 @@ def test_rows_of_a_data_set_are_conversations(tmp_path):
     looked_at = findings_of(plan.source)
     assert looked_at is not None
     assert (looked_at.conversations, looked_at.bad, looked_at.complete) == (30, 1, True)
-    assert looked_at.first_bad == f"{tmp_path}: row 31: its completion is empty"
+    assert looked_at.first_bad == f"{tmp_path}: file 1, row 31: its completion is empty"
