@@ -29,7 +29,7 @@ from slm import own_data
 from slm.cli import spelled
 from slm.data.errors import UserError, nearest, one_line
 from slm.options import CONFIG_DIR, INTERNAL, choices, option_hint, show
-from slm.removed_options import REMOVED
+from slm.removed_options import REMOVED, REMOVED_VALUES
 
 T = TypeVar("T")
 
@@ -213,6 +213,8 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
     missing_choice = re.search(r"(?:Could not find|In '[^']*': Could not find) '([\w./-]+)'", text)
     if missing_choice and "/" in missing_choice.group(1):
         group, _, choice = missing_choice.group(1).partition("/")
+        if gone := REMOVED_VALUES.get(f"{group}={choice}"):
+            return f"there is no {group} {choice!r} any more: {gone}"
         options = choices(group)
         hint = nearest(choice, options)
         return f"there is no {group} {choice!r}; {hint or ''} ({group} is one of: {', '.join(options)})".replace(
@@ -304,6 +306,8 @@ def build(cls: type[T], mapping: Any, where: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
     prefix = f"{where}." if where else ""
     for key in mapping:
+        if key not in fields and (gone := REMOVED.get(f"{prefix}{key}")):
+            raise UserError(f"there is no option {prefix}{key} any more: {gone}")
         if key not in fields:
             offered = [each for each in fields if each not in INTERNAL]
             hint = nearest(key, offered) or f"it is one of: {', '.join(offered)}"
@@ -330,6 +334,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         options = get_args(hint)
         if value in options:
             return value
+        if gone := REMOVED_VALUES.get(f"{where}={value}"):
+            raise UserError(f"{where}={value} is not known any more: {gone}")
         hint_text = nearest(str(value), [str(option) for option in options])
         near = f"; {hint_text}" if hint_text else ""
         raise UserError(f"{where}={value} is not known{near} (one of: {', '.join(map(str, options))})")

@@ -3,16 +3,83 @@
 Tested in tests/slm/test_configuration.py.
 """
 
+import copy
+from typing import Any
+
 _PHASES = "the parts of a run are a list: train.phases=[{bags: 4, until: 0.1}, {seq_len: 128, until: 0.5}]"
+_OTHER_RATES = "optim.other_lr_scale multiplies Muon's rates of embedding, head and gains"
+_TABLE_DECAY = "optim.table_decay is the share that embedding and head lose in a step at the peak rate"
+_FIRST_WEIGHTS = "a new model's first weights follow from the optimizer"
+_OF_RECIPE = "it is a constant of each optimizer, which no recipe varied"
+_SHAPE = "it is a constant of new models, which no recipe varied"
 REMOVED = {
     "train.superposition": _PHASES,
     "train.superposition_share": _PHASES,
     "train.short_seq_len": _PHASES,
     "train.short_seq_share": _PHASES,
     "train.coherence_stories": "a checkpoint is scored by `slm eval` with eval.coherence_stories=64",
+    "train.background_save": "checkpoints are always written while training goes on",
+    "train.pin": "processes on one machine always take cores of their own, of those that taskset leaves them",
+    "train.qat_share": "give +components.quantization.share=0.1",
+    "train.qat_least_steps": "give +components.quantization.least_steps=50",
+    "train.qat_rounding": "columns always make up for each other's errors (gptq) where the type allows it",
+    "train.scored_questions": "up to 50 questions are scored",
+    "train.sample_temperature": "samples are drawn at 0.8",
     "distill.cache_top": "a cache keeps the 16 likeliest tokens of each prediction",
     "distill.cache_samples": "a cache keeps 16 tokens drawn from the others",
     "optim.average": "it gained nothing with a rate that falls to zero: save the weights themselves",
     "optim.second_moment": "Muon always evens out the rows of an update",
+    "optim.head_lr": _OTHER_RATES,
+    "optim.tied_lr": _OTHER_RATES,
+    "optim.gain_lr": _OTHER_RATES,
+    "optim.embed_decay": _TABLE_DECAY,
+    "optim.head_decay": _TABLE_DECAY,
+    "optim.eps": _OF_RECIPE,
+    "optim.momentum": _OF_RECIPE,
+    "optim.ns_steps": _OF_RECIPE,
+    **{
+        f"optim.init_{name}": _FIRST_WEIGHTS
+        for name in ("embed_std", "head_std", "tied_std", "matrix_std", "output_gain", "qk_gain")
+    },
+    "model.norm_eps": _SHAPE,
+    "model.conv_width": _SHAPE,
+    "model.vocab_multiple": _SHAPE,
+    "logger.name": "give logger=none or logger=wandb",
+    "logger.project": "WANDB_PROJECT in the environment names the project",
 }
 """By the option's name, a sentence without its end."""
+_KERNELS = {
+    "avx512int8": ("avx512", "int8"),
+    "avx512int16": ("avx512", "int16"),
+    "avxvnniint8": ("avx2", "int8"),
+    "avxvnniint16": ("avx2", "int16"),
+    "avx2int16": ("avx2", "int16"),
+}
+"""Former names of kernels: the instruction set and the precision."""
+REMOVED_VALUES = {
+    "optim=classic": "give optim=adamw",
+    "tokenizer=sentencepiece": "give tokenizer=file tokenizer.path=tokenizer.model",
+    **{
+        f"train.kernels={name}": f"give train.kernels={instructions} train.precision={precision}"
+        for name, (instructions, precision) in _KERNELS.items()
+    },
+}
+"""By ``option=value``, the same."""
+
+
+def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
+    """The configuration that an earlier version has saved, as a copy with the options that there are now.
+
+    What was removed is left out: it is a constant now. What changed its name has the new one.
+    """
+    config = copy.deepcopy(saved)
+    if isinstance(logger := config.get("logger"), dict):
+        config["logger"] = logger.get("name", "none")
+    train = config.get("train")
+    if isinstance(train, dict) and (named := _KERNELS.get(str(train.get("kernels")))):
+        train["kernels"], train["precision"] = named
+    for name in REMOVED:
+        group, _, key = name.partition(".")
+        if isinstance(options := config.get(group), dict):
+            options.pop(key, None)
+    return config

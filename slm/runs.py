@@ -14,6 +14,7 @@ from typing import Any
 from slm.callable import make_callable
 from slm.cli import spelled
 from slm.data.errors import UserError, excerpt, nearest
+from slm.removed_options import without_removed
 
 RUNS = Path("runs")
 """Where runs are, unless ``runs_dir`` says otherwise."""
@@ -181,7 +182,7 @@ def saved_config(root: Path) -> dict[str, Any]:
         raise _broken_config(path, excerpt(error)) from None
     if not isinstance(config, dict):
         raise _broken_config(path, "it holds no options")
-    return config
+    return without_removed(config)
 
 
 def _broken_config(path: Path, reason: str) -> UserError:

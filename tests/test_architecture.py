@@ -46,7 +46,18 @@ ORDER = {
         "__main__",
     ),
     "slm.kernels": (
-        *("native", "packed", "gradients", "workspace", "operations", "forward", "head", "backward", "fused"),
+        *(
+            "checked",
+            "native",
+            "packed",
+            "gradients",
+            "workspace",
+            "operations",
+            "forward",
+            "head",
+            "backward",
+            "fused",
+        ),
         *("self_check", "choice"),
     ),
     "train": (

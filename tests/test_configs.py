@@ -26,7 +26,7 @@ from slm.serve.bench.config import BenchConfig as BenchServeConfig
 from slm.serve.config import ServeConfig, TerminalConfig
 from slm.studio.config import StudioConfig
 from slm.train.bench_recipe.config import BenchRecipeConfig
-from slm.train.config import LoggerConfig, ModelSpec, OptimConfig, RunConfig
+from slm.train.config import ModelSpec, OptimConfig, RunConfig
 from slm.train.report.html import ReportConfig
 from slm.train.report.watch import WatchConfig
 from slm.train.sweep.config import SweepConfig as TrainSweepConfig
@@ -63,12 +63,11 @@ STAGES: dict[str, type] = {
 }
 GROUPS: dict[str, type] = {
     "data": DataConfig,
-    "logger": LoggerConfig,
     "model": ModelSpec,
     "optim": OptimConfig,
     "tokenizer": TokenizerConfig,
 }
-DEFAULTS_OF_GROUPS = {"data_options": DataConfig, "optim/adamw": OptimConfig, "logger/none": LoggerConfig}
+DEFAULTS_OF_GROUPS = {"data_options": DataConfig, "optim/adamw": OptimConfig}
 """Files that hold a group's defaults rather than a choice."""
 OF_PRESETS = {"preset", "facts"}
 """What every preset sets and no person."""

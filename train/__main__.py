@@ -6,6 +6,7 @@ from functools import partial
 from slm import cli
 from slm.machine.waiting import wait_awake
 from slm.train import autobatch
+from slm.train.config import RunConfig
 from slm.train.resolve import Chosen, resolve
 
 
@@ -18,10 +19,17 @@ def main(argv: list[str]) -> int:
     from slm.train.distributed.join import join
     from slm.train.distributed.rank_process import run_rank
 
-    ranks = join(pin=config.train.pin)  # before anything starts torch's threads
+    ranks = join()  # before anything starts torch's threads
     from slm.train.start import start
 
-    return run_rank(ranks, config.root, partial(start, config, ranks))
+    def train(config: RunConfig) -> int:
+        return run_rank(ranks, config.root, partial(start, config, ranks))
+
+    if config.distill.born_again and ranks.size == 1:
+        from slm.train.beginning.two_runs import train_both
+
+        return train_both(config, train)
+    return train(config)
 
 
 def _choose(argv: list[str], seconds: float) -> Chosen:

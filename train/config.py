@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +13,8 @@ from slm.model.architectures import LINEAR_LAYERS, TRAITS, Architecture
 from slm.model.config import InitConfig, ModelConfig
 from slm.train.phases import Phase, check_phases
 
-MOST_NS_STEPS = 5
-"""Newton-Schulz iterations for which Muon has coefficients."""
+VOCAB_MULTIPLE = 64
+"""The embedding's rows are padded up to a multiple of this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,26 +30,37 @@ class ModelSpec:
     ffn_dim: int
     conv_layers: tuple[bool, ...] = ()
     """lfm2: which layers have a short convolution in place of attention; empty: the first of every two."""
-    conv_width: int = 3
-    """lfm2: the positions that such a layer sees."""
     rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
     tie_embeddings: bool = True
-    vocab_multiple: int = 64
-    """The embedding's rows are padded up to a multiple of this."""
 
     def model_config(self, *, vocab_size: int, seq_len: int, eos_id: int | None) -> ModelConfig:
         """The model for a tokenizer of ``vocab_size`` ids. UserError for widths that K-quants cannot hold."""
-        values = {name: value for name, value in vars(self).items() if name != "vocab_multiple"}
-        padded = -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
-        config = ModelConfig(**values, vocab_size=padded, seq_len=seq_len, bos_id=eos_id, eos_id=eos_id)
+        padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        config = ModelConfig(**vars(self), vocab_size=padded, seq_len=seq_len, bos_id=eos_id, eos_id=eos_id)
         config.check_widths()
         config.check_runs_in_llama_cpp()
         return config
 
 
 REFERENCE_WIDTH = 256
-"""The width for which ``optim.embed_lr``, ``optim.head_lr`` and ``optim.tied_lr`` are given."""
+"""The width for which ``optim.embed_lr`` and the rates below are given; others get them times (width / 256)^-0.5."""
+HEAD_LR, TIED_LR, GAIN_LR = 0.007, 0.01, 0.02
+"""Muon: AdamW's peak learning rates of an untied head, of an embedding that is the head, too, and of the gains (these
+at any width)."""
+MUON_MOMENTUM = (0.85, 0.95)
+"""At the first step and after ``optim.momentum_steps``."""
+NS_STEPS = 3
+"""Muon's Newton-Schulz iterations: five are more exact, and no better."""
+ADAMW_EPS = {"adamw": 1e-8, "muon": 1e-10}
+"""AdamW's eps, alone and next to Muon."""
+FIRST_WEIGHTS = {
+    "adamw": InitConfig(),
+    "muon": InitConfig(embed_std=0.8, head_std=0.001, tied_std=0.02, matrix_std=0.0, output_gain=0.0, qk_gain=1.2),
+}
+"""A new model's first weights, by optimizer."""
+EMBED_STD_WITH_BAGS = 0.1
+"""Muon's first embedding where a bag's tokens share a gradient: with 0.8 they keep their random places for long, which
+costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is the better one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,29 +71,18 @@ class OptimConfig:
     """``muon``: Muon for the layers' matrices, AdamW for embedding, head and gains."""
     lr: float
     """Peak learning rate; with Muon that of the layers' matrices."""
-    embed_lr: float = 0.3
+    embed_lr: float = 0.1
     """Muon: AdamW's peak learning rate of the embedding at a width of 256; others get it times (width / 256)^-0.5."""
-    head_lr: float = 0.004
-    """Muon: the same of an untied head."""
-    tied_lr: float = 0.01
-    """Muon: the same of an embedding that is the head, too (``model.tie_embeddings``)."""
-    gain_lr: float = 0.02
-    """Muon: AdamW's peak learning rate of the norms' gains."""
+    other_lr_scale: float = 1.0
+    """Muon: what AdamW's peak learning rates of embedding, head and gains are multiplied by."""
     betas: tuple[float, ...] = (0.9, 0.95)
-    """AdamW's."""
-    eps: float = 1e-8
     """AdamW's."""
     weight_decay: float = 0.1
     """Per unit of learning rate, on matrices only. Muon's is cautious."""
-    embed_decay: float = 0.0
-    """Muon: AdamW's weight decay of the embedding (of one that is the head, too), per unit of learning rate."""
-    head_decay: float = 0.0
-    """Muon: the same of an untied head."""
-    momentum: tuple[float, ...] = (0.85, 0.95)
-    """Muon's momentum at the first step and after ``momentum_steps``."""
+    table_decay: float = 0.0
+    """Muon: the share of themselves that embedding and head lose in a step at the peak rate, by AdamW's decay."""
     momentum_steps: int = 300
-    ns_steps: int = 5
-    """Muon's Newton-Schulz iterations, 1 to 5."""
+    """Muon: the steps in which its momentum grows to its height."""
     schedule: Literal["cosine", "linear", "wsd", "range_test"] = "cosine"
     """The decay after the warm-up: a cosine over the whole run, or constant and then linear, or constant and then
     1 - sqrt (wsd). ``range_test`` grows exponentially instead (``make sweep``, ``sweep.range_test``)."""
@@ -93,40 +93,36 @@ class OptimConfig:
     """Final learning rate as a share of the peak."""
     grad_clip: float = 1.0
     """Largest global gradient norm; 0 leaves gradients alone."""
-    init_embed_std: float = InitConfig.embed_std
-    """A new model's weights: deviation of the embedding of a model with a head of its own."""
-    init_head_std: float = InitConfig.head_std
-    """Of that head."""
-    init_tied_std: float = InitConfig.tied_std
-    """Of an embedding that is the head, too."""
-    init_matrix_std: float = InitConfig.matrix_std
-    """Of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
-    init_output_gain: float = InitConfig.output_gain
-    """Of o_proj and down_proj, in units of 0.02 / sqrt(2 n_layers); 0: zeros."""
-    init_qk_gain: float = InitConfig.qk_gain
-    """Gains of the norms of queries and keys (qwen3, gemma3)."""
     init_bigrams: int = 0
     """Pairs of neighbouring tokens of the text that are counted, to begin embedding and head as a model of which token
     follows which; 0: random numbers."""
 
     def table_rate(self, part: Literal["embedding", "head"], width: int, *, tied: bool) -> float:
         """Muon: AdamW's peak learning rate of a table; ``tied``: the embedding is the head, too."""
-        rate = self.head_lr if part == "head" else self.tied_lr if tied else self.embed_lr
-        return rate * (width / REFERENCE_WIDTH) ** -0.5
+        rate = HEAD_LR if part == "head" else TIED_LR if tied else self.embed_lr
+        return self.other_lr_scale * rate * (width / REFERENCE_WIDTH) ** -0.5
+
+    def table_decays(self, part: Literal["embedding", "head"], width: int, *, tied: bool) -> float:
+        """Muon: AdamW's weight decay of that table, per unit of its learning rate."""
+        return self.table_decay / self.table_rate(part, width, tied=tied) if self.table_decay else 0.0
+
+    @property
+    def gain_rate(self) -> float:
+        """Muon: AdamW's peak learning rate of the norms' gains."""
+        return self.other_lr_scale * GAIN_LR
+
+    @property
+    def eps(self) -> float:
+        """AdamW's."""
+        return ADAMW_EPS[self.name]
 
     def __post_init__(self) -> None:
-        for name in ("lr", "embed_lr", "head_lr", "tied_lr", "gain_lr"):
+        for name in ("lr", "embed_lr", "other_lr_scale"):
             if getattr(self, name) <= 0:
                 raise UserError(f"optim.{name} must be positive, not {getattr(self, name)}")
-        for name in ("betas", "momentum"):
-            pair = getattr(self, name)
-            if len(pair) != 2 or not all(0 <= each < 1 for each in pair):
-                raise UserError(f"optim.{name} must be two numbers from 0 to below 1, not {list(pair)}")
-        if not 1 <= self.ns_steps <= MOST_NS_STEPS:
-            raise UserError(f"optim.ns_steps must be from 1 to {MOST_NS_STEPS}, not {self.ns_steps}")
-        weights = tuple(name for name in vars(self) if name.startswith("init_"))
-        decays = ("weight_decay", "embed_decay", "head_decay")
-        for name in ("warmup_steps", "momentum_steps", *decays, "grad_clip", *weights):
+        if len(self.betas) != 2 or not all(0 <= each < 1 for each in self.betas):
+            raise UserError(f"optim.betas must be two numbers from 0 to below 1, not {list(self.betas)}")
+        for name in ("warmup_steps", "momentum_steps", "weight_decay", "table_decay", "grad_clip", "init_bigrams"):
             if getattr(self, name) < 0:
                 raise UserError(f"optim.{name} must not be negative, not {getattr(self, name)}")
         for name in ("min_lr_ratio", "decay_fraction"):
@@ -135,11 +131,9 @@ class OptimConfig:
         if self.schedule == "range_test" and not 0 < self.min_lr_ratio < 1:
             raise UserError("optim.schedule=range_test needs an optim.min_lr_ratio between 0 and 1, as 0.03")
 
-    @property
-    def init(self) -> InitConfig:
-        """The weights that a new model starts from."""
-        fields = ("embed_std", "head_std", "tied_std", "matrix_std", "output_gain", "qk_gain")
-        return InitConfig(**{name: getattr(self, f"init_{name}") for name in fields})
+
+INTEGER_BITS = {"int16": 16, "int8": 8}
+"""Of a product's integers, by ``train.precision``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,37 +164,23 @@ class TrainConfig:
     """A checkpoint is due after this much training time, too, minutes; None or 0: after ``checkpoint_every`` only."""
     keep_last: int = 3
     """The newest checkpoints kept; the one with the lowest validation loss is kept in addition."""
-    background_save: bool = True
-    """Write checkpoints in a thread of their own; false: training waits for them."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """For a loss or gradient that is not finite: end the run, or skip the update and its data."""
     patience: int = 0
     """The run ends after so many validations in a row without a lower loss; 0: never. With ``distill.born_again`` those
-    of the second model count."""
+    of the second run count."""
     spike_factor: float | None = None
     """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
     log_every: int = 10
     seed: int = 1234
-    precision: Literal["auto", "bf16", "f32"] = "auto"
+    precision: Literal["auto", "bf16", "f32", "int16", "int8"] = "auto"
+    """The number format of activations: bf16 where this machine multiplies faster in it, else f32 (``auto``). With
+    ``int16`` and ``int8`` they are f32, and products are of integers of so many bits."""
     compile: bool = True
-    kernels: Literal[
-        "auto",
-        "amx",
-        "avx512bf16",
-        "avx512int8",
-        "avx512int16",
-        "avx512",
-        "avxvnniint8",
-        "avxvnniint16",
-        "avx2int16",
-        "avx2",
-        "neon",
-        True,
-        False,
-    ] = "auto"
+    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", True, False] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
-    set, or none (false). A model whose widths they cannot take trains without them. Those ending in ``int16`` or
-    ``int8`` multiply integers of so many bits: ``auto`` takes them where they are faster and ``kernel_bits`` allows."""
+    set, or none (false). A model whose widths they cannot take trains without them. ``auto`` takes products of integers
+    where they are faster and ``kernel_bits`` allows; kernels named here only with ``precision``."""
     gradient_checkpointing: bool | Literal["mlp"] = False
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False
@@ -211,8 +191,6 @@ class TrainConfig:
     """Processes that read and tokenize ahead of training; 0: the training process does it."""
     threads: int = 0
     """Compute threads; 0 takes every core this process may use."""
-    pin: bool = True
-    """Several processes on one machine: pin each to cores of its own."""
     shard_optimizer: bool = False
     """Several processes: each holds the optimizer state of its share of the parameters only (ZeRO-1)."""
     reduce: Literal["f32", "bf16"] = "f32"
@@ -222,14 +200,6 @@ class TrainConfig:
     qat: Literal["q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0"] | None = None
     """Quantization-aware training: the last part of the run computes with the weights that a file of this type will
     hold; None: the whole run computes with unquantized ones."""
-    qat_share: float = 0.1
-    """The last share of the run (of its steps, or of its time where that bounds it) for which ``qat`` holds."""
-    qat_least_steps: int = 50
-    """Where ``qat`` would have fewer steps, weights are rounded once instead, at the end of the run. Three bits and
-    ternary weights cannot do without training."""
-    qat_rounding: Literal["gptq", "nearest"] = "gptq"
-    """How weights are rounded then: so that columns make up for each other's errors, or each to the nearest value.
-    Q8_0 and TQ2_0 are always rounded to the nearest."""
     phases: tuple[Phase, ...] = ()
     """What the first parts of the run read: bags of tokens, or short sequences. After the last one, and where there is
     none, steps read whole sequences."""
@@ -244,10 +214,6 @@ class TrainConfig:
     sample_questions: int = 0
     """Questions of held-out conversations whose expected and given answers are shown before the first step, at
     validations and at the end; 0: none. ``make tune`` asks 3."""
-    scored_questions: int = 50
-    """Where questions are asked: most of them that are counted as right or wrong before the first step and at the end;
-    fewer where they would take more than about 2 % of the run's time each."""
-    sample_temperature: float = 0.8
 
     def __post_init__(self) -> None:
         at_least_one = ("max_steps", "seq_len", "micro_batch", "grad_accum", "eval_every", "eval_blocks")
@@ -259,9 +225,7 @@ class TrainConfig:
             "threads",
             "sample_tokens",
             "sample_questions",
-            "scored_questions",
             "patience",
-            "qat_least_steps",
         )
         for name in (*not_negative, "sampled_softmax"):
             if getattr(self, name) < 0:
@@ -276,8 +240,6 @@ class TrainConfig:
                 f"train.pack_tokens={self.pack_tokens} makes passes of unequal length, which one update cannot sum: "
                 f"leave train.grad_accum={self.grad_accum} at 1, or train.pack_tokens at null"
             )
-        if not 0 < self.qat_share <= 1:
-            raise UserError(f"train.qat_share must be above 0 and at most 1, for example 0.1, not {self.qat_share}")
         check_phases(self.phases, self.seq_len)
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
@@ -307,6 +269,8 @@ class TrainConfig:
         weights more finely."""
         if self.precision == "f32":
             return 32
+        if self.precision in INTEGER_BITS:
+            return INTEGER_BITS[self.precision]
         return 8 if new and not self.qat else 16
 
     @property
@@ -424,8 +388,8 @@ class DistillConfig:
     temperature: float = 1.0
     """What both models' logits are divided by in the second term."""
     born_again: float = 0.0
-    """The share of the run after which its model, as it is then, becomes the teacher of a new one, which takes the rest
-    of the run; 0: never."""
+    """Two runs by one command: the first takes this share of the steps and the time, and its model is the teacher of
+    the second, which takes the rest; 0: one run."""
     cache: str | None = None
     """A folder that keeps the teacher's predictions: of every text it is asked once. None: it computes along."""
 
@@ -442,14 +406,6 @@ class DistillConfig:
             raise UserError("distill.born_again makes a teacher of its own: leave it 0 with distill.teacher")
         if self.cache and not self.teacher:
             raise UserError("distill.cache keeps a teacher's predictions: name the teacher with distill.teacher=DIR")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoggerConfig:
-    """Where metrics go in addition to ``metrics.jsonl``."""
-
-    name: Literal["none", "wandb"] = "none"
-    project: str = "slm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +430,8 @@ class RunConfig:
     data: DataConfig
     optim: OptimConfig
     train: TrainConfig
-    logger: LoggerConfig
+    logger: Literal["none", "wandb"] = "none"
+    """Where metrics go in addition to ``metrics.jsonl``."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
@@ -534,11 +491,6 @@ class RunConfig:
                 f"distill.born_again={share:g} begins twice with new weights: leave it 0 with init_from or "
                 "preference.loss"
             )
-        if self.train.qat and self.train.qat_share >= 1 - share:
-            raise UserError(
-                f"train.qat_share={self.train.qat_share:g} must be below {1 - share:g}, since the model that is "
-                f"quantized begins after {share:g} of the run (distill.born_again)"
-            )
 
     def _check_lora(self) -> None:
         if not self.init_from:
@@ -558,6 +510,14 @@ class RunConfig:
                 f"preference.loss={self.preference.loss} learns from pairs of answers: give data=chat "
                 "data.files=[pairs.jsonl] with the fields prompt, chosen and rejected, without text (tune.replay=0)"
             )
+
+    @property
+    def init(self) -> InitConfig:
+        """The weights that a new model starts from."""
+        init, phases = FIRST_WEIGHTS[self.optim.name], self.train.phases
+        if self.optim.name == "muon" and phases and phases[0].bags > 1 and not self.optim.init_bigrams:
+            return replace(init, embed_std=EMBED_STD_WITH_BAGS)
+        return init
 
     @property
     def calibrates_head(self) -> bool:
@@ -580,3 +540,8 @@ class RunConfig:
     def root(self) -> Path:
         """The run's directory."""
         return Path(os.path.expanduser(self.runs_dir)) / (self.name or self.preset)
+
+    @property
+    def teacher_root(self) -> Path:
+        """That of the run which trains the teacher of this one (``distill.born_again``)."""
+        return self.root.with_name(f"{self.root.name}-teacher")

@@ -1,6 +1,7 @@
 """The process prepared for training: threads, allocator, number format, compiler, with a line on each choice."""
 
 import os
+import platform
 from dataclasses import dataclass
 
 import torch
@@ -8,10 +9,10 @@ import torch
 from slm.data.errors import UserError
 from slm.data.storage import cache_home
 from slm.kernels.choice import open_kernels
-from slm.kernels.native import VARIANTS, Kernels
+from slm.kernels.native import VARIANTS, Kernels, Variant
 from slm.machine import hardware
 from slm.machine.cpp_build import torch_compile_lacks
-from slm.train.config import TrainConfig
+from slm.train.config import INTEGER_BITS, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,14 @@ def prepare(
     torch.set_num_threads(threads)
     cache = cache_home() / "inductor"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    named = _named_variant(config)
     if precision is None:
-        precision, measured = number_format(config)
+        precision, measured = (named.precision, "") if named else number_format(config)
         notes.append(measured)
     kernels, note = None, ""
     if config.kernels:
         bits = bits or config.kernel_bits(new=False)
-        kernels, note = open_kernels(config.kernels, "bf16" if precision == "bf16" else "f32", bits=bits)
+        kernels, note = open_kernels(named.name if named else True, "bf16" if precision == "bf16" else "f32", bits=bits)
     if kernels is not None:
         return Environment(
             threads=threads,
@@ -75,24 +77,44 @@ def prepare(
 
 def number_format(config: TrainConfig) -> tuple[str, str]:
     """``bf16`` or ``f32``, as configured or as this machine multiplies faster, and a line where that was measured."""
-    precision = _named_precision(config)
-    if precision != "auto":
-        return precision, ""
+    if named := _named_variant(config):
+        return named.precision, ""
+    if config.precision != "auto":
+        return config.precision, ""
     ratio = hardware.bf16_speedup()
     precision = "bf16" if ratio > hardware.BF16_WORTH_IT else "f32"
     return precision, f"{precision}: this machine multiplies {ratio:.1f} times as fast in bf16 as in f32"
 
 
-def _named_precision(config: TrainConfig) -> str:
-    """``config.precision``, or that of the kernels that ``train.kernels`` names. UserError where the two disagree."""
-    named = VARIANTS.get(str(config.kernels))
-    if named is None:  # auto, true or false
-        return config.precision
-    if config.precision not in ("auto", named.precision):
-        raise UserError(
-            f"train.kernels={named.name} computes in {named.precision}, but train.precision={config.precision}: "
-            "leave one of the two out"
-        )
-    if reason := named.unavailable():
-        raise UserError(f"train.kernels={named.name}: {reason}; train.kernels=auto chooses kernels that run here")
-    return named.precision
+def _named_variant(config: TrainConfig) -> Variant | None:
+    """The kernels that ``train.kernels`` and ``train.precision`` name between them; None where ``auto`` may choose.
+
+    UserError where the two disagree, and where this machine cannot run what they name.
+    """
+    kernels, bits = config.kernels, INTEGER_BITS.get(config.precision, 32)
+    if kernels in ("auto", True, False):
+        if bits == 32:
+            return None
+        if kernels is False:
+            raise UserError(
+                f"train.precision={config.precision} is computed by the training kernels: leave train.kernels=false out"
+            )
+        here = platform.machine()
+        found = [each for each in VARIANTS.values() if each.bits == bits and each.machine == here]
+        asked = f"train.precision={config.precision}"
+        if not found:
+            raise UserError(f"{asked}: there are no such kernels for {here}; leave it at auto")
+    else:
+        of_set = [each for each in VARIANTS.values() if each.instructions == kernels]
+        found = [each for each in of_set if each.bits == bits]
+        asked = f"train.kernels={kernels}"
+        if not found or config.precision not in ("auto", found[0].precision, *INTEGER_BITS):
+            raise UserError(
+                f"{asked} computes in {of_set[0].precision}, but train.precision={config.precision}: "
+                "leave one of the two out"
+            )
+    runs = [(each, each.unavailable()) for each in found]
+    chosen, reason = next((each for each in runs if each[1] is None), runs[-1])
+    if reason:
+        raise UserError(f"{asked}: {reason}; train.kernels=auto chooses kernels that run here")
+    return chosen

@@ -67,7 +67,7 @@ def check_memory(
 
 def _compensation_bytes(shape: ModelConfig, config: TrainConfig) -> int:
     """Of the inputs' second moments and of their factors, which stay: f32, for each input of a layer's matrices."""
-    if config.qat_rounding != "gptq" or config.qat in UNWEIGHTED:
+    if config.qat in UNWEIGHTED:
         return 0
     return 2 * shape.n_layers * products_bytes(shape)
 

@@ -53,7 +53,7 @@ def resolve(
     typed = argv
     argv, facts = _within_budget(argv, choose_for_budget)
     if _says(argv, "init_from") and not _says(argv, "optim"):
-        argv = ["optim=classic", *argv]
+        argv = ["optim=adamw", *argv]
     composed = load_config("train", argv)
     automatic = composed["train"]["micro_batch"] == "auto"
     if automatic:
@@ -141,7 +141,7 @@ def require_wandb() -> None:
 
 def _check(config: RunConfig) -> None:
     """The preset's name and the widths, before anything is downloaded or trained."""
-    if config.logger.name == "wandb":
+    if config.logger == "wandb":
         require_wandb()
     if not config.init_from:
         config.model.model_config(vocab_size=256, seq_len=config.train.seq_len, eos_id=None)

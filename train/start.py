@@ -84,6 +84,7 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
             objective_line(config),
             *text.lines(config),
             messages.not_calibrated(config, data),
+            *(each.note() for each in components),
         )
         messages.print_plan(config, first.model, tokenizer.vocab_size, environment, notes, ranks)
         asked = questions.prepare(config, root, main=ranks.main)
@@ -172,7 +173,6 @@ def _parts(
         model.config,
         save_description,
         keep_last=train.keep_last,
-        background=train.background_save,
         log=log.print,
         rollback_step=(lambda step: step % train.checkpoint_every == 0) if train.spike_factor else None,
     )

@@ -104,14 +104,12 @@ class Trainer:
                 self._saving.save(replace=True)  # its loss decides whether it is kept
         while not run.interrupt and run.fraction_done() < 1:
             reason = next((text for each in self._components if (text := each.ends())), None)
-            if reason and not any(each.goes_on() for each in self._components):
+            if reason:
                 run.log.print(f"step {run.state.step:,}: {reason}: stopped early")
                 return
             try:
                 self._step(batches)
             except EndOfTextError as error:
-                for line in filter(None, (each.text_ended() for each in self._components)):
-                    run.log.print(line)
                 run.log.print(f"step {run.state.step:,}: {error}: {run.text.at_the_end()}")
                 return
 

@@ -57,7 +57,7 @@ def open_kernels(name: str | bool, precision: Precision, *, bits: int = 16) -> t
     if chosen is None or (named is not None and reason):
         return None, f"no training kernels: {reason}"
     if named is not None and (wrong := fault(named)):
-        raise UserError(f"train.kernels={named.name}: these kernels {wrong}; train.kernels=auto takes what works")
+        raise UserError(f"{named.options}: these kernels {wrong}; train.kernels=auto takes what works")
     kernels, seconds = load(chosen.name), perf_counter() - began
     built = f", built and tried in {seconds:.0f} s" if seconds > 1 else ""
     left_out = f"; {reason}" if reason else ""
@@ -114,7 +114,7 @@ def slowness(variant: Variant) -> str | None:
             atomic_write_json(kept, {"gain": found})
     if found >= WORTH_IT:
         return None
-    return f"are {found:.2f} times as fast as PyTorch, not {WORTH_IT} times (train.kernels={variant.name} takes them)"
+    return f"are {found:.2f} times as fast as PyTorch, not {WORTH_IT} times ({variant.options} takes them)"
 
 
 def dull_integers(variant: Variant) -> str | None:
@@ -133,7 +133,7 @@ def dull_integers(variant: Variant) -> str | None:
             atomic_write_json(kept, {"integers": found})
     if found >= INTEGERS_WORTH_IT:
         return None
-    named = f"train.kernels={variant.name} takes them"
+    named = f"{variant.options} takes them"
     return f"are {found:.2f} times as fast as f32 here, not {INTEGERS_WORTH_IT} times ({named})"
 
 

@@ -7,6 +7,7 @@ function there gives its arguments and their shapes. Both have the same function
 import ctypes
 import functools
 import platform
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,14 @@ from typing import Any, Literal
 
 import torch
 
+from slm.kernels import checked
 from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler, cpu_flags
 
 FOLDER = Path(__file__).parent
-COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-w")
+COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra")
+OF_AVX512 = ("-Wno-maybe-uninitialized",)
+"""GCC 12 warns of its own header of AVX-512, whose functions begin with an undefined vector (GCC's bug 105593)."""
 Precision = Literal["bf16", "f32"]
 
 
@@ -27,6 +31,8 @@ class Variant:
     """The kernels for one instruction set."""
 
     name: str
+    """Of its library."""
+    instructions: str
     """As ``train.kernels`` names it."""
     title: str
     """As messages name it."""
@@ -47,6 +53,11 @@ class Variant:
     head: str = ""
     """The variant that computes the output head, where it is another one: a softmax's gradient has many values that are
     too small beside the target's for 8 bits."""
+
+    @property
+    def options(self) -> str:
+        """The options that name it."""
+        return f"train.kernels={self.instructions}" + (f" train.precision=int{self.bits}" if self.bits < 32 else "")
 
     def unavailable(self) -> str | None:
         """Why these kernels cannot be built or run here, or None where they can."""
@@ -91,6 +102,7 @@ def _f32(
     *,
     march: str,
     lanes: int,
+    instructions: str = "",
     flags: tuple[str, ...] = (),
     bits: int = 32,
     **others: Any,
@@ -110,6 +122,7 @@ def _f32(
     headers = ("vec", "sizes", "tile", "operands", "gemm", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,
+        instructions=instructions or name,
         title=title,
         precision="f32",
         needs=needs,
@@ -120,6 +133,7 @@ def _f32(
             "-mtune=native",
             f"-DSLM_LANES={lanes}",
             *_F32_FLAGS,
+            *(OF_AVX512 if lanes == 16 else ()),
             *flags,
             *((f"-DSLM_INTEGERS={bits}",) if integers else ()),
         ),
@@ -128,13 +142,16 @@ def _f32(
     )
 
 
-def _vnni(name: str, title: str, needs: tuple[str, ...], *, march: str, lanes: int, flag: str) -> list[Variant]:
+def _vnni(
+    name: str, title: str, needs: tuple[str, ...], *, instructions: str, march: str, lanes: int, flag: str
+) -> list[Variant]:
     """Those with products of integers: of 8 bits, whose head is computed by the second, and of 16."""
     return [
         _f32(
             f"{name}int{bits}",
             f"{title} (f32, products in int{bits})",
             needs,
+            instructions=instructions,
             march=march,
             lanes=lanes,
             flags=(flag,),
@@ -156,6 +173,7 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
     """The bf16 kernels over one of the two micro-kernels (``tile``: its headers)."""
     return Variant(
         name=name,
+        instructions=name,
         title=title,
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
@@ -164,7 +182,7 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
             *(f"{each}.h" for each in ("simd", "gemm_pack", "tile", *tile, "gemm", "attention", *_SHARED)),
             "f32/vec.h",
         ),
-        flags=("-march=native", "-std=c++17", *flags),
+        flags=("-march=native", "-std=c++17", *OF_AVX512, *flags),
     )
 
 
@@ -173,10 +191,28 @@ VARIANTS: dict[str, Variant] = {
     for each in (
         _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
         _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
-        *_vnni("avx512", "AVX512-VNNI", (*_AVX512, "avx512_vnni"), march="x86-64-v4", lanes=16, flag=AVX512_VNNI),
+        *_vnni(
+            *("avx512", "AVX512-VNNI", (*_AVX512, "avx512_vnni")),
+            instructions="avx512",
+            march="x86-64-v4",
+            lanes=16,
+            flag=AVX512_VNNI,
+        ),
         _f32("avx512", "AVX-512 (f32)", _AVX512, march="x86-64-v4", lanes=16),
-        *_vnni("avxvnni", "AVX-VNNI", ("avx2", "fma", "avx_vnni"), march="x86-64-v3", lanes=8, flag=AVX_VNNI),
-        _f32("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma"), march="x86-64-v3", lanes=8, bits=16),
+        *_vnni(
+            *("avxvnni", "AVX-VNNI", ("avx2", "fma", "avx_vnni")),
+            instructions="avx2",
+            march="x86-64-v3",
+            lanes=8,
+            flag=AVX_VNNI,
+        ),
+        _f32(
+            *("avx2int16", "AVX2 (f32, products in int16)", ("avx2", "fma")),
+            instructions="avx2",
+            march="x86-64-v3",
+            lanes=8,
+            bits=16,
+        ),
         _f32("avx2", "AVX2 (f32)", ("avx2", "fma"), march="x86-64-v3", lanes=8),
         _f32(
             "neon",
@@ -252,8 +288,8 @@ SUMMING = ("slm_sum_of_squares",)
 class Kernels:
     """The library's functions, taking tensors where C takes pointers (None is a null pointer).
 
-    Shapes, dtypes and contiguity are not checked on the way: they are the caller's duty. ``MemoryError`` where a kernel
-    found no memory.
+    Shapes, dtypes and contiguity are the caller's duty, and checked on the way where ``slm.kernels.checked`` is on (in
+    tests). ``MemoryError`` where a kernel found no memory.
     """
 
     def __init__(self, path: Path, name: str = "", head: "Kernels | None" = None) -> None:
@@ -271,7 +307,9 @@ class Kernels:
             )
             if each in ALLOCATING:
                 function.errcheck = _check_memory
-            setattr(self, each, functools.partial(_call, function))
+            check = checked.checking(self, each) if checked.is_on() else None
+            call: Any = functools.partial(_checked_call, check) if check else _call
+            setattr(self, each, functools.partial(call, function))
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
         """Of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()
@@ -291,6 +329,11 @@ class Kernels:
 
 def _call(function: Any, *arguments: Any) -> Any:
     return function(*[a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments])
+
+
+def _checked_call(check: Callable[..., None], function: Any, *arguments: Any) -> Any:
+    check(*arguments)
+    return _call(function, *arguments)
 
 
 def _check_memory(failed: int, function: Any, arguments: Any) -> int:

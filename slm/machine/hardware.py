@@ -69,11 +69,21 @@ def waits_as_told() -> bool:
     return "OMP_WAIT_POLICY" in os.environ or (SPINS_VARIABLE in os.environ and SHARES_CORES not in os.environ)
 
 
+_EARLIER = [0.0]
+"""Seconds of this process before ``restart_process_clock``."""
+
+
 def process_seconds() -> float:
-    """Seconds since this process was started, its imports included; the machine's sleep since then is not counted."""
+    """Seconds since this process was started, its imports included, or since ``restart_process_clock``; the machine's
+    sleep since then is not counted."""
     import psutil
 
-    return max(0.0, time.time() - psutil.Process().create_time() - (asleep_seconds() - _ASLEEP))
+    return max(0.0, time.time() - psutil.Process().create_time() - (asleep_seconds() - _ASLEEP) - _EARLIER[0])
+
+
+def restart_process_clock() -> None:
+    """What follows is another run of this process, and its time begins now."""
+    _EARLIER[0] += process_seconds()
 
 
 def clocks() -> tuple[int, int]:

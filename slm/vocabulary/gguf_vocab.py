@@ -15,7 +15,7 @@ from typing import Any
 from slm.data.errors import UserError
 from slm.data.tokenizers import from_sentencepiece
 from slm.model.special_tokens import SpecialTokens, read_special_tokens
-from slm.vocabulary.pretokenizer import FINGERPRINT_TEXT, identify
+from slm.vocabulary.pretokenizer import FINGERPRINT_TEXT, identify, steps_of
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
@@ -122,7 +122,7 @@ def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
 
 def _from_byte_level_bpe(path: Path, parsed: dict[str, Any], vocab_size: int, pre: str | None) -> Vocab:
     warnings = []
-    steps = [step.get("type") for step in _steps(parsed.get("normalizer"))]
+    steps = [step.get("type") for step in steps_of(parsed.get("normalizer"))]
     normalizer, nfc = ", ".join(map(str, steps)), bool(steps) and set(steps) == {"NFC"}
     if nfc:
         warnings.append(
@@ -182,7 +182,7 @@ def _from_fallback_bpe(parsed: dict[str, Any], vocab_size: int) -> Vocab:
     prefix = any(
         step.get("type") == "Prepend" or step.get("prepend_scheme") in ("always", "first")
         for section in ("normalizer", "pre_tokenizer")
-        for step in _steps(parsed.get(section))
+        for step in steps_of(parsed.get(section))
     )
     return Vocab(model="llama", pre="default", tokens=tokens, types=types, scores=scores, add_space_prefix=prefix)
 
@@ -198,10 +198,10 @@ def _from_unigram(parsed: dict[str, Any], vocab_size: int) -> Vocab:
         types[token_id] = UNKNOWN if is_unknown else BYTE if is_byte else NORMAL
     _put_added(parsed.get("added_tokens", []), tokens, types, vocab_size, scores)
     charsmap = next(
-        (step["precompiled_charsmap"] for step in _steps(parsed.get("normalizer")) if step["type"] == "Precompiled"),
+        (step["precompiled_charsmap"] for step in steps_of(parsed.get("normalizer")) if step["type"] == "Precompiled"),
         None,
     )
-    prefix = any(step.get("prepend_scheme") in ("always", "first") for step in _steps(parsed.get("pre_tokenizer")))
+    prefix = any(step.get("prepend_scheme") in ("always", "first") for step in steps_of(parsed.get("pre_tokenizer")))
     return Vocab(
         model="t5",
         pre="default",
@@ -329,14 +329,6 @@ def _looks_special(text: str) -> bool:
         or (text.startswith("<｜") and text.endswith("｜>"))
         or (text.startswith("<unused") and text.endswith(">"))
     )
-
-
-def _steps(section: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, those of sequences within sequences, too."""
-    if not section:
-        return []
-    inner = section.get("normalizers", section.get("pretokenizers"))
-    return [section] if inner is None else [step for each in inner for step in _steps(each)]
 
 
 def _load_json(path: Path) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def by_structure(pre_tokenizer: dict[str, Any] | None, *, whole_words: bool | No
     ``whole_words``: whether pieces are looked up whole before they are merged (``ignore_merges``), where that is known.
     Of names with one split, one that does so is taken.
     """
-    steps = _steps(pre_tokenizer)
+    steps = steps_of(pre_tokenizer)
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):
         return None
     *splits, byte_level = steps
@@ -91,19 +91,19 @@ def _regex(step: dict[str, Any], *, only: bool) -> str | None:
 def describe(pre_tokenizer: dict[str, Any] | None) -> str:
     """A pre-tokenizer in one short line, for an error message."""
     parts = []
-    for step in _steps(pre_tokenizer):
+    for step in steps_of(pre_tokenizer):
         pattern = step.get("pattern") or {}
         detail = pattern.get("Regex") or pattern.get("String") or ""
         parts.append(f"{step.get('type')}({detail[:60] + '...' if len(detail) > 60 else detail})")
     return " then ".join(parts) or "no pre-tokenizer"
 
 
-def _steps(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if not pre_tokenizer:
+def steps_of(section: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, those of sequences within sequences, too."""
+    if not section:
         return []
-    if pre_tokenizer.get("type") == "Sequence":
-        return list(pre_tokenizer.get("pretokenizers", []))
-    return [pre_tokenizer]
+    inner = section.get("normalizers", section.get("pretokenizers"))
+    return [section] if inner is None else [step for each in inner for step in steps_of(each)]
 
 
 def _plain(regex: str) -> str:

@@ -1,11 +1,13 @@
 """The options of all commands, by the names that a command line gives them."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
 import yaml
 
+from slm.train.components.quantization import QuantizationOptions
 from tests.helpers import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
@@ -24,6 +26,8 @@ def known_options() -> frozenset[str]:
         else:
             group = path.parent.name
             names |= {group, *_flat(tree, f"{group}.")}
+    # A component's options stand beside it, and in no file.
+    names |= {f"components.quantization.{each.name}" for each in fields(QuantizationOptions)}
     return frozenset(names)
 
 

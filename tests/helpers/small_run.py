@@ -29,7 +29,7 @@ OPTIONS = (
     "train.log_every=1",
     *QUICK,
     "train.sample_tokens=4",
-    "optim=classic",  # half of a step's time is Muon's: tests whose question it is name it
+    "optim=adamw",  # half of a step's time is Muon's: tests whose question it is name it
     "optim.warmup_steps=2",
 )
 

@@ -67,9 +67,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def soak(
-    folder: Path, *, kills: int, inside: int, seed: int, seconds: int = 0, background: int = 1, workers: int = 0
-) -> Tally:
+def soak(folder: Path, *, kills: int, inside: int, seed: int, seconds: int = 0, workers: int = 0) -> Tally:
     """Kill until both numbers are reached (or, where given, ``seconds`` are over); finish the run that is under way."""
     chance, tally = random.Random(seed), Tally()
     corpus = write_corpus(folder / "documents.jsonl")
@@ -77,7 +75,6 @@ def soak(
         f"data.files=[{corpus}]",
         f"train.max_steps={STEPS}",
         f"train.checkpoint_every={EVERY}",
-        f"train.background_save={'true' if background else 'false'}",
         f"train.workers={workers}",
     )
     whole = SmallRun(folder, "name=whole", *common).finish()
@@ -91,7 +88,7 @@ def soak(
         while run is None or run.returncode != 0:
             run = _life(folder, common, chance, tally, stop=enough(), aim=inside - tally.inside > 0)
             # A save that is written in the background may be lost on top of the interval.
-            assert max(tally.lost, default=0) <= (2 * EVERY if background else EVERY)
+            assert max(tally.lost, default=0) <= 2 * EVERY
         last = run.root / "checkpoints" / f"step-{STEPS:08d}"
         assert differences(last, whole.root / "checkpoints" / last.name) == []
         assert losses(run.root) == losses(whole.root)

@@ -182,7 +182,12 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(shard, pair, words, t
 
 def test_muon_and_its_quantization_are_the_same_in_two_processes_in_one_and_with_its_state_divided(words, tmp_path):
     """Muon; the last half of the run on quantized weights."""
-    muon = ("optim=muon", "train.qat=q4_k", "train.qat_share=0.5", "train.qat_least_steps=0")
+    muon = (
+        "optim=muon",
+        "train.qat=q4_k",
+        "+components.quantization.share=0.5",
+        "+components.quantization.least_steps=0",
+    )
     out, _ = run(two(words("pair", TWO, *muon)))
     assert "a q4_k_m file" in out
     assert "had drifted apart" not in out
@@ -294,7 +299,7 @@ def test_a_signal_in_the_last_validation_stops_all(words, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_all_with_one_line(words, tmp_path):
-    code, out, err = finish(two(words("burst", TWO, "optim=classic", "optim.lr=1e30", "optim.grad_clip=0")))
+    code, out, err = finish(two(words("burst", TWO, "optim=adamw", "optim.lr=1e30", "optim.grad_clip=0")))
     assert code == 2, out + err
     assert err.count("stopped before the update") == 1
     assert "Traceback" not in err

@@ -7,7 +7,7 @@ from slm.data.errors import UserError
 from slm.kernels.native import VARIANTS, Variant
 from slm.machine import hardware
 from slm.train.config import TrainConfig
-from slm.train.environment import prepare
+from slm.train.environment import _named_variant, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +71,37 @@ def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):
 def test_named_kernels_and_a_precision_may_not_disagree():
     with pytest.raises(UserError, match=r"train\.kernels=avx2 computes in f32, but train\.precision=bf16"):
         prepare(config(kernels="avx2", precision="bf16"))
+
+
+@pytest.mark.parametrize(
+    ("kernels", "precision", "lacks", "name"),
+    [
+        ("avx2", "auto", (), "avx2"),
+        ("avx2", "f32", (), "avx2"),
+        ("avx2", "int8", (), "avxvnniint8"),
+        ("avx2", "int16", (), "avxvnniint16"),
+        ("avx2", "int16", ("avx_vnni",), "avx2int16"),
+        ("avx512", "int8", (), "avx512int8"),
+        ("auto", "int16", (), "avx512int16"),
+        ("auto", "int16", ("avx512_vnni", "avx_vnni"), "avx2int16"),
+        ("auto", "bf16", (), None),
+    ],
+)
+def test_the_instruction_set_and_the_precision_name_the_kernels(monkeypatch, kernels, precision, lacks, name):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(Variant, "unavailable", lambda self: next((f"no {x}" for x in lacks if x in self.needs), None))
+    found = _named_variant(config(kernels=kernels, precision=precision))
+    assert (found and found.name) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"kernels": "neon", "precision": "int8"}, "train.kernels=neon computes in f32, but train.precision=int8"),
+        ({"kernels": "amx", "precision": "int16"}, "train.kernels=amx computes in bf16, but train.precision=int16"),
+        ({"kernels": False, "precision": "int8"}, "train.precision=int8 is computed by the training kernels"),
+    ],
+)
+def test_precisions_without_such_kernels_are_refused(options, says):
+    with pytest.raises(UserError, match=says):
+        prepare(config(**options))

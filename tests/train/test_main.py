@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
+from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.config import TrainConfig
 from tests.helpers.small_run import SmallRun
 
@@ -282,7 +283,7 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
         ({"qat": "q4_0", "max_steps": 80}, "train.qat=q4_0 would hold for 8 of 80 steps, fewer than"),
         ({"qat": "q4_0", "max_steps": 499}, "train.qat=q4_0 would hold for 49 of 499 steps"),
         ({"qat": "q4_0", "max_steps": 500}, None),
-        ({"qat": "q4_0", "max_steps": 20, "qat_least_steps": 0}, None),
+        ({"qat": "q4_0", "max_steps": 20, "least_steps": 0}, None),
         ({"qat": "tq2_0", "max_steps": 80}, None),
         ({"qat": "q4_0", "max_steps": 80, "max_minutes": 5.0}, None),
         ({"max_steps": 80}, None),
@@ -290,9 +291,8 @@ def test_an_empty_corpus_is_one_line_and_status_2(command, train, tmp_path):
 )
 def test_too_short_a_quantization_aware_training_is_told(options, says):
     """Not where any number of steps will do (make qat), and not of ternary weights, which cannot do without."""
-    from slm.train.beginning.messages import short_qat
-
-    line = short_qat(TrainConfig(seq_len=8, micro_batch=1, **options))
+    own = {"least_steps": options.pop("least_steps")} if "least_steps" in options else {}
+    line = Quantization(TrainConfig(seq_len=8, micro_batch=1, **options), QuantizationOptions(**own)).note()
     assert line is None if says is None else line.startswith(says)
 
 

@@ -83,13 +83,8 @@ def test_what_rounding_makes_up_for_errors_with_counts(monkeypatch):
     """Moments and factors of four inputs: 256 columns each here, in f32."""
     nearest = SMALL.training_state_bytes + memory.QAT_BYTES * SMALL.n_params
     compensated = nearest + 2 * 4 * 4 * 256**2
-    for kind, rounding, needed in (
-        ("q4_0", "nearest", nearest),
-        ("q4_0", "gptq", compensated),
-        ("q8_0", "gptq", nearest),
-        ("tq2_0", "gptq", nearest),
-    ):
-        options = config(qat=kind, qat_rounding=rounding)
+    for kind, needed in (("q4_0", compensated), ("q8_0", nearest), ("tq2_0", nearest)):
+        options = config(qat=kind)
         monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed)
         assert "warning" in check_memory(SMALL, options)
         monkeypatch.setattr(memory, "available_bytes", lambda needed=needed: needed - 1)

@@ -268,7 +268,7 @@ RUN = 100
 """Steps of a run that meets them."""
 
 
-@pytest.mark.parametrize("optim", [("optim=classic", "optim.lr=3e-3"), ("optim=muon",)])
+@pytest.mark.parametrize("optim", [("optim=adamw", "optim.lr=3e-3"), ("optim=muon",)])
 def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_corpus, tmp_path):
     # In the text's order, so that a step's sequences are all odd.
     common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "data.shuffle_buffer=0", *optim)

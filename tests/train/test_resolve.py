@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from slm.data.errors import UserError
 from slm.train.config import RunConfig
 from slm.train.resolve import resolve
 from tests.helpers import REPOSITORY
@@ -19,7 +20,7 @@ def test_the_configuration_is_complete_and_frozen():
     config = resolve(["preset=10m", "optim.betas=[0.8,0.9]"], no_choice)
     assert (config.name, str(config.root)) == ("10m", "runs/10m")
     assert config.optim.betas == (0.8, 0.9)
-    for part in (config, config.model, config.optim, config.train, config.logger):
+    for part in (config, config.model, config.optim, config.train):
         name = dataclasses.fields(part)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, name, None)
@@ -40,10 +41,25 @@ def test_a_downloaded_model_is_trained_with_adamw_unless_another_optimizer_is_na
     assert resolve(["preset=10m", "init_from=smollm2", "optim=muon"], no_choice).optim.name == "muon"
 
 
-def test_classic_and_adamw_are_one_recipe_with_the_presets_learning_rate():
-    classic, adamw = (resolve(["preset=50m", f"optim={name}"], no_choice).optim for name in ("classic", "adamw"))
-    assert classic == adamw
-    assert (classic.lr, classic.warmup_steps, classic.schedule) == (1.5e-3, 300, "cosine")
+def test_adamw_has_the_presets_learning_rate():
+    adamw = resolve(["preset=50m", "optim=adamw"], no_choice).optim
+    assert (adamw.lr, adamw.warmup_steps, adamw.schedule) == (1.5e-3, 300, "cosine")
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("optim=classic", "no optim 'classic' any more: give optim=adamw"),
+        ("tokenizer=sentencepiece", r"no tokenizer 'sentencepiece' any more: give tokenizer=file"),
+        ("train.kernels=avxvnniint8", "any more: give train.kernels=avx2 train.precision=int8"),
+        ("train.qat_share=0.2", r"any more: give \+components.quantization.share"),
+        ("optim.head_lr=0.1", "any more: optim.other_lr_scale multiplies"),
+        ("logger.project=mine", "any more: WANDB_PROJECT"),
+    ],
+)
+def test_what_is_gone_says_what_takes_its_place(word, says):
+    with pytest.raises(UserError, match=says):
+        resolve(["preset=tiny", word], no_choice)
 
 
 def test_auto_is_given_the_presets_own_numbers():

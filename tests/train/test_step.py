@@ -66,7 +66,7 @@ def test_it_is_plain_adamw_with_decay_on_the_layers_matrices_only():
 
 def test_with_muon_the_loss_falls_and_each_group_has_its_rate():
     model = new_model()
-    optimizer = make_optimizer(model, OptimConfig(name="muon", lr=0.02, tied_lr=0.01, gain_lr=0.01))
+    optimizer = make_optimizer(model, OptimConfig(name="muon", lr=0.02))
     losses = [step(model, optimizer, [blocks(4)], lr=0.01).loss for _ in range(15)]
     assert losses[-1] < losses[0] - 1
     embedding = 0.01 * (32 / 256) ** -0.5

@@ -3,17 +3,15 @@
 Tested in tests/train/test_main.py.
 """
 
-import math
 from pathlib import Path
 
 from slm.cli import spelled
 from slm.model.transformer import LanguageModel
 from slm.runs import Run
 from slm.train.beginning.data import RunData
-from slm.train.config import RunConfig, TrainConfig
+from slm.train.config import RunConfig
 from slm.train.distributed.ranks import Ranks
 from slm.train.environment import Environment
-from slm.train.qat.fake_quant import ROUNDED_ONCE
 from slm.train.run.run_state import RunState
 
 
@@ -33,7 +31,7 @@ def print_plan(
         + (f" in each of {ranks.size} processes" if ranks.size > 1 else "")
     )
     short = short_run(config.train.max_steps, config.optim.warmup_steps)
-    for note in (*environment.notes, *filter(None, [*notes, short, short_qat(config.train)])):
+    for note in (*environment.notes, *filter(None, [*notes, short])):
         print(f"  {note}")
 
 
@@ -56,17 +54,6 @@ def not_calibrated(config: RunConfig, data: RunData) -> str | None:
     return (
         "the head is not calibrated (train.calibrate_head): the training text that is kept for it is less than one "
         f"sequence of {config.train.seq_len} tokens"
-    )
-
-
-def short_qat(train: TrainConfig) -> str | None:
-    """A line where quantization-aware training at the end of a run would have too few steps to be worth it."""
-    steps = train.max_steps - math.ceil((1 - train.qat_share) * train.max_steps)
-    if train.qat not in ROUNDED_ONCE or train.max_minutes is not None or steps >= train.qat_least_steps:
-        return None
-    return (
-        f"train.qat={train.qat} would hold for {steps:,} of {train.max_steps:,} steps, fewer than "
-        f"train.qat_least_steps={train.qat_least_steps}: the weights are rounded once, at the end"
     )
 
 

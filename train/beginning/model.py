@@ -44,7 +44,7 @@ def new_model(
         shape = config.model.model_config(
             vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id
         )
-    frozen = config.preference.loss == "dpo" or config.distill.teacher == "self" or config.distill.born_again > 0
+    frozen = config.preference.loss == "dpo" or config.distill.teacher == "self"
     masked = train.mask_documents or config.data.has_chat or any(shape.local_layers)
     attention = attention_bytes(shape, train, environment, masked=masked)
     kernels = environment.kernels
@@ -64,7 +64,7 @@ def new_model(
         if added:
             keep_base(root, model, tokenizer)
     else:
-        model = LanguageModel(shape, config.optim.init)
+        model = LanguageModel(shape, config.init)
     first = None
     if new and ranks.main and config.optim.init_bigrams:
         first = start_from_bigrams(config, tokenizer, model)

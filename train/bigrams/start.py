@@ -25,7 +25,7 @@ def start_from_bigrams(config: RunConfig, tokenizer: Tokenizer, model: LanguageM
     it has fewer. Returns a line that says so."""
     began = perf_counter()
     bigrams = count_bigrams(_once(config, tokenizer), model.config.vocab_size, config.optim.init_bigrams)
-    start = set_first_weights(model, bigrams, config.optim.init_embed_std, config.train.seed)
+    start = set_first_weights(model, bigrams, config.init.embed_std, config.train.seed)
     return (
         f"embedding and head begin as a model of {start.tokens:,} pairs of neighbouring tokens: {start.nats:.3f} nats "
         f"per token before the first step ({perf_counter() - began:.1f} s; optim.init_bigrams=0: random)"

@@ -33,9 +33,6 @@ SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""
 MEASURING_SHARE = 0.03
 """Of the budget, for measuring the machine: a short run will not choose a wide model, and needs its time."""
-EMBED_STD_WITH_BAGS = 0.1
-"""Muon's first embedding where a bag's tokens share a gradient: with 0.8 they keep their random places for long, which
-costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is the better one."""
 EMBED_LR_WITH_BIGRAMS = 0.025
 """Muon's rate for an embedding that begins as bigrams: it moves less than a random one (docs/results/recipe.md)."""
 BETAS_WITH_SAMPLED = "[0.8,0.99]"
@@ -92,8 +89,10 @@ def choose(argv: list[str], seconds: float) -> Chosen:
     UserError where no size fits into memory, or the run of this name was begun in another way.
     """
     base = compose(argv)
-    if base.resume != "never" and list_checkpoints(base.root):
-        return _kept(base)
+    if base.resume != "never":
+        for root in (base.root, base.teacher_root):
+            if list_checkpoints(root):
+                return _kept(root)
     basis = basis_of(base, argv, seconds)
     found = candidates(basis, seconds, spent=process_seconds())
     chosen = choice.best(found)
@@ -198,8 +197,6 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
             options["optim.embed_lr"] = EMBED_LR_WITH_BIGRAMS
             if learns_slower(chosen.shape.n_layers, chosen.init_bigrams):
                 options["optim.lr"] = DEEP_LR
-        elif chosen.superposition > 1:
-            options["optim.init_embed_std"] = EMBED_STD_WITH_BAGS
         if chosen.epochs > 1:
             options |= decays(chosen, compose([*_spelled(options, argv), *argv]).optim)
     return [*_own_name(argv), *_spelled(options, argv)]
@@ -235,10 +232,8 @@ def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
         epoch *= TAUGHT_MEMORY
     tables = share / max(LEAST_TABLES_STEPS, TABLES_MEMORY * epoch)
     matrices = share / max(LEAST_MATRICES_STEPS, MATRICES_MEMORY * epoch)
-    width, tied = chosen.model.d_model, chosen.shape.tied
     found = {
-        "optim.embed_decay": tables / optim.table_rate("embedding", width, tied=tied),
-        "optim.head_decay": tables / optim.table_rate("head", width, tied=tied),
+        "optim.table_decay": tables,
         "optim.weight_decay": matrices / optim.lr,
     }
     return {name: float(f"{value:.3g}") for name, value in found.items()}
@@ -262,14 +257,14 @@ def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
     }
 
 
-def _kept(base: RunConfig) -> Chosen:
+def _kept(root: Path) -> Chosen:
     """The choice that the run of this name was begun with."""
     try:
-        kept = saved_config(base.root)["facts"]
+        kept = saved_config(root)["facts"]
         return Chosen(list(kept[CHOSEN_WORDS]), dict(kept))
     except (KeyError, TypeError):
         raise UserError(
-            f"the run {base.root} was not begun with preset=auto: go on with its own preset "
+            f"the run {root} was not begun with preset=auto: go on with its own preset "
             f"({spelled('train', preset='10m', budget='8h')}), give another name=, or resume=never"
         ) from None
 

@@ -23,7 +23,7 @@ from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
 from slm.train.budget.shapes import SHAPES
-from slm.train.config import OptimConfig, TrainConfig
+from slm.train.config import FIRST_WEIGHTS, NS_STEPS, OptimConfig, TrainConfig
 
 if TYPE_CHECKING:
     from slm.train.environment import Environment
@@ -194,7 +194,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
         train.kernels,
         train.kernel_bits(new=True),
         optim.name,
-        optim.ns_steps,
+        NS_STEPS,
     )
     build = (record["cpu"], record["cores"], record["versions"].get("torch"), sources_fingerprint())
     path = cache_home() / "training_speed" / f"{fingerprint((5, what, build))}.json"
@@ -329,7 +329,7 @@ def _steps(
     from slm.train.optim.make import make_optimizer
     from slm.train.step import train_step
 
-    model = LanguageModel(shape, optim.init).train()
+    model = LanguageModel(shape, FIRST_WEIGHTS[optim.name]).train()
     optimizer = make_optimizer(model, optim, environment.precision, kernels=environment.kernels)
     backend = make_backend(model, replace(train, seq_len=SEQ_LEN, micro_batch=len(block)), environment)
     objective = plain_text(sampled, shape.vocab_size)

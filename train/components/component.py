@@ -24,10 +24,9 @@ class Step:
     """What the next step reads and learns. A component may change it before the step."""
 
     fraction_done: float
-    """The share that is done of the run, or of the part of it in which this model is trained. The learning rate
-    follows it."""
+    """The share of the run that is done. The learning rate follows it."""
     number: int
-    """The steps before it in that part."""
+    """The steps before it."""
     objective: Objective
     batches: Iterator[np.ndarray]
     """Blocks [B, T + 1]."""
@@ -58,6 +57,10 @@ class Component:
 
     def check(self, config: RunConfig) -> None:
         """UserError for a configuration that it cannot work with. Asked before anything is built."""
+
+    def note(self) -> str | None:
+        """A line on what it will do, before the first step. Asked before ``attach``."""
+        return None
 
     def attach(self, run: Parts) -> None:
         """The run is made; nothing is loaded and no step is done yet."""
@@ -110,16 +113,8 @@ class Component:
 
     # The end of the run.
 
-    def goes_on(self) -> bool:
-        """Whether the run may not end yet, whatever others say."""
-        return False
-
     def ends(self) -> str | None:
         """Why the run is to end before its time, as a sentence."""
-        return None
-
-    def text_ended(self) -> str | None:
-        """What the end of the text means to it, as a line."""
         return None
 
     def changes_at_end(self) -> bool:

@@ -11,13 +11,13 @@ from typing import Any
 from slm.configuration import build
 from slm.data.errors import UserError, nearest
 from slm.train import components
-from slm.train.components.born_again import BornAgain
 from slm.train.components.component import Component
 from slm.train.components.head_calibration import HeadCalibration
 from slm.train.components.patience import Patience
 from slm.train.components.phases import Phases
-from slm.train.components.quantization import Quantization
+from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.components.spike_guard import SpikeGuard
+from slm.train.components.teacher import Teacher
 from slm.train.config import RunConfig
 
 
@@ -25,19 +25,24 @@ def make_components(config: RunConfig) -> list[Component]:
     """In the order of their hooks. The last ones are those of ``components``."""
     train = config.train
     found: list[Component] = []
+    own = dict(config.components)
+    quantization = own.pop("quantization", None)
     if train.patience:  # first: it notes that it has ended the run before others change the model at its end
         found.append(Patience(train.patience))
     if train.qat:
-        found.append(Quantization(train))
-    if config.distill.born_again:
-        found.append(BornAgain(config.distill.born_again))
+        options = build(QuantizationOptions, quantization or {}, "components.quantization")
+        found.append(Quantization(train, options))
+    elif quantization:
+        raise UserError("components.quantization are options of train.qat: add train.qat=q4_0, or leave them out")
+    if config.distill.teacher:
+        found.append(Teacher())
     if train.phases:
         found.append(Phases(train.phases))
     if config.calibrates_head:
         found.append(HeadCalibration())
     if train.spike_factor:
         found.append(SpikeGuard(train.spike_factor))
-    found += [_named(name, options) for name, options in config.components.items()]
+    found += [_named(name, options) for name, options in own.items()]
     for each in found:
         each.check(config)
     return found

@@ -30,8 +30,6 @@ class Phases(Component):
         self._all = tuple(phases)
         self.place = 0
         """How many phases are over."""
-        self._began = 0
-        """The step at which the model that is in them began."""
         self._bag: int | None = None
         """Tokens at one position in the last step; None before the first."""
         self._length: int | None = None
@@ -39,9 +37,7 @@ class Phases(Component):
 
     def before_step(self, step: Step) -> None:
         train = self.run.config.train
-        if self.run.state.began != self._began:  # another model: it has the phases of its own, but for bags
-            self._began, self.place = self.run.state.began, 0
-        while self.place < len(self._all) and self._over(self._all[self.place], step.fraction_done):
+        while self.place < len(self._all) and step.fraction_done >= self._all[self.place].until:
             self.place += 1
         now = self._all[self.place] if self.place < len(self._all) else WHOLE
         bag = now.bags
@@ -59,10 +55,6 @@ class Phases(Component):
         elif length < train.seq_len:
             step.batches = cut(step.batches, length)
 
-    def _over(self, phase: Phase, fraction_done: float) -> bool:
-        """Whether a phase has ended. One with bags has none of a taught model: predictions are of single tokens."""
-        return fraction_done >= phase.until or (self._began > 0 and phase.bags > 1)
-
     def _tell_bags(self, bag: int, until: float) -> None:
         """Losses of other bags cannot be compared."""
         self.run.forget_losses()
@@ -79,20 +71,18 @@ class Phases(Component):
             self.run.log.event("single_tokens", step, line)
 
     def _tell_length(self, length: int, until: float) -> None:
-        whole = "this part" if self.run.config.distill.born_again else "the run"
         short = length < self.run.config.train.seq_len
-        part = f"for the first {until:.0%} of {whole}" if short else "from here on"
+        part = f"for the first {until:.0%} of the run" if short else "from here on"
         self.run.log.print(f"step {self.run.state.step:,}: sequences of {length:,} tokens {part}")
 
     def record(self) -> dict[str, Any]:
         return {"bag": self._bag} if self._bag and self._bag > 1 else {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "began": self._began, "bag": self._bag or 1} if self._all else {}
+        return {"place": self.place, "bag": self._bag or 1} if self._all else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.place, self._began = state.get("place", 0), state.get("began", 0)
-        self._bag = state.get("bag")
+        self.place, self._bag = state.get("place", 0), state.get("bag")
 
 
 def cut(batches: Iterator[np.ndarray], length: int) -> Iterator[np.ndarray]:

@@ -5,14 +5,17 @@ Where that part has few steps, four bits are rounded once instead, after the las
 Tested in tests/train/qat/test_quantized_run.py.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from torch import Tensor
 
+from slm.data.errors import UserError
 from slm.runs import CALIBRATION
 from slm.train.components.component import Component, Content, Step
 from slm.train.config import TrainConfig
@@ -21,24 +24,53 @@ from slm.train.qat.fake_quant import ROUNDED_ONCE, FakeQuant, is_state
 from slm.train.qat.moments import FEWEST, MOST, PART, WINDOW, input_moments
 
 
+@dataclass(frozen=True, kw_only=True)
+class QuantizationOptions:
+    """``components.quantization``: when ``train.qat`` holds."""
+
+    share: float = 0.1
+    """The last share of the run (of its steps, or of its time where that bounds it) that computes with such weights."""
+    least_steps: int = 50
+    """Where that share would have fewer steps, weights are rounded once instead, at the end of the run. Three bits and
+    ternary weights cannot do without training."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UserError(
+                f"components.quantization.share must be above 0 and at most 1, for example 0.1, not {self.share}"
+            )
+        if self.least_steps < 0:
+            raise UserError(f"components.quantization.least_steps must not be negative, not {self.least_steps}")
+
+
 class Quantization(Component):
     """``train``: the options of the run, with ``qat``."""
 
     name = "quantization"
 
-    def __init__(self, train: TrainConfig) -> None:
-        self._train = train
+    def __init__(self, train: TrainConfig, options: QuantizationOptions | None = None) -> None:
+        self._train, self._options = train, options or QuantizationOptions()
         self._seconds = 0.0
+
+    def note(self) -> str | None:
+        """Where training on rounded weights would have too few steps to be worth it."""
+        train, least = self._train, self._options.least_steps
+        steps = train.max_steps - math.ceil((1 - self._options.share) * train.max_steps)
+        if train.qat not in ROUNDED_ONCE or train.max_minutes is not None or steps >= least:
+            return None
+        return (
+            f"train.qat={train.qat} would hold for {steps:,} of {train.max_steps:,} steps, fewer than "
+            f"components.quantization.least_steps={least}: the weights are rounded once, at the end"
+        )
 
     def attach(self, run: Parts) -> None:
         super().attach(run)
         self._quant = FakeQuant(
             run.model,
             self._train.qat,
-            self._train.qat_share,
+            self._options.share,
             run.environment.threads,
-            compensated=self._train.qat_rounding == "gptq",
-            least_steps=self._train.qat_least_steps,
+            least_steps=self._options.least_steps,
         )
 
     # Around a step.
@@ -63,7 +95,7 @@ class Quantization(Component):
         run = self.run
         moments: dict[str, Tensor] = {}
         steps_left = run.steps_left()
-        tokens = max(self._train.qat_share * run.state.tokens, (steps_left or 0) * self._train.tokens_per_step)
+        tokens = max(self._options.share * run.state.tokens, (steps_left or 0) * self._train.tokens_per_step)
         if self._quant.weighted:
             moments = run.ranks.broadcast_from_main(lambda: self._moments(tokens))
         self._quant.begin(moments, steps_left)
@@ -103,14 +135,14 @@ class Quantization(Component):
         left, done = self.run.steps_left(), self.run.fraction_done()
         if not self._quant.rounds_once or left is None or not 0 < done < 1:
             return 0.0
-        if not self._quant.waits(min(left, self._train.qat_share * left / (1 - done))):
+        if not self._quant.waits(min(left, self._options.share * left / (1 - done))):
             return 0.0
         if not self._seconds:
             if self._quant.weighted:
                 self._moments(0.0)  # compiles, or loads what it needs; that happens once
                 began = perf_counter()
                 self._moments(0.0)
-                tokens = self._train.qat_share * self.run.state.tokens / done
+                tokens = self._options.share * self.run.state.tokens / done
                 pieces = min(MOST, max(FEWEST, tokens / PART / WINDOW))
                 self._seconds = (perf_counter() - began) * pieces / FEWEST
             self._seconds += self._quant.trial_seconds()
@@ -118,7 +150,7 @@ class Quantization(Component):
 
     def unfinished(self, state: Mapping[str, Any]) -> bool:
         # It comes after the last update, and a stop in it leaves the checkpoint from before.
-        asked = self._train.qat in ROUNDED_ONCE and self._train.qat_least_steps and "qat" not in state
+        asked = self._train.qat in ROUNDED_ONCE and self._options.least_steps and "qat" not in state
         return bool(asked) and ((state.get("config") or {}).get("train") or {}).get("qat") == self._train.qat
 
     # Checkpoints.

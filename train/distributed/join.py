@@ -18,7 +18,7 @@ PATIENCE = timedelta(minutes=60)
 """How long a rank waits for the others: rank 0 may train a tokenizer, save or write samples meanwhile."""
 
 
-def join(*, pin: bool) -> Ranks:
+def join(*, pin: bool = True) -> Ranks:
     """Meet the other processes that torchrun started; ``SINGLE_PROCESS`` where it started none.
 
     With ``pin`` this process keeps to cores of its own: the local ranks divide the usable ones. Call it before

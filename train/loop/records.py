@@ -71,7 +71,7 @@ class Records:
             record |= each.record()
         if train.minutes_of == "process":
             self._validations.step_seconds = window.seconds / window.steps
-            if not state.validation and not state.began and state.step > 1:
+            if not state.validation and state.step > 1:
                 scored = len(run.validator.blocks) * train.seq_len * train.validation_share(run.model.config)
                 self._validations.expect_closing(scored / record["tokens_per_s"])
         if train.max_minutes is not None:

@@ -10,7 +10,7 @@ from slm.model import checkpoint
 from slm.runs import Run, checkpoint_step
 from slm.train.components.component import Component
 from slm.train.parts import Parts
-from slm.train.report.samples import SAMPLES, entry
+from slm.train.report.samples import SAMPLE_TEMPERATURE, SAMPLES, entry
 from slm.train.run.questions import score_line
 from slm.train.validation import sample
 
@@ -84,7 +84,7 @@ class Validations:
                 run.tokenizer,
                 prompt,
                 max_tokens=train.sample_tokens,
-                temperature=train.sample_temperature,
+                temperature=SAMPLE_TEMPERATURE,
             )
             self._write_texts(run.state.step, [text])
         if run.questions and not run.interrupt:

@@ -42,7 +42,14 @@ def make_objective(
     ``new``: the run has no checkpoint; what another start left is removed.
     """
     if config.distill.teacher:
-        return distillation(config, _make_teacher(config, model, tokenizer, environment), tokenizer)
+        teacher, digest = _make_teacher(config, model, tokenizer, environment)
+        return DistillObjective(
+            config.distill,
+            teacher,
+            sampled=config.train.sampled_softmax,
+            n_ids=tokenizer.vocab_size,
+            teacher_digest=digest,
+        )
     preference = config.preference
     if preference.loss is None:
         return plain_text(config.train.sampled_softmax, model.config.vocab_size)
@@ -58,12 +65,10 @@ def make_objective(
     )
 
 
-def distillation(config: RunConfig, teacher: Teacher, tokenizer: Tokenizer) -> DistillObjective:
-    """Learning from ``teacher`` in a run."""
-    return DistillObjective(config.distill, teacher, sampled=config.train.sampled_softmax, n_ids=tokenizer.vocab_size)
-
-
-def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer, environment: Environment) -> Teacher:
+def _make_teacher(
+    config: RunConfig, model: LanguageModel, tokenizer: Tokenizer, environment: Environment
+) -> tuple[Teacher, str]:
+    """The teacher, and what identifies its weights."""
     distill, train = config.distill, config.train
     eot_id = tokenizer.eot_id if train.mask_documents else None
     if distill.teacher == SELF:
@@ -84,7 +89,7 @@ def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer,
         )
         digest, load = named.digest(), named.load
     if not distill.cache:
-        return load()
+        return load(), digest
     facts = {
         "teacher": digest,
         "tokenizer": tokenizer.vocab_size,
@@ -92,7 +97,7 @@ def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer,
         "cache_top": CACHE_TOP,
         "cache_samples": CACHE_SAMPLES,
     }
-    return CachedTeacher(
+    cached = CachedTeacher(
         Path(distill.cache),
         facts,
         load,
@@ -101,6 +106,7 @@ def _make_teacher(config: RunConfig, model: LanguageModel, tokenizer: Tokenizer,
         samples=CACHE_SAMPLES,
         eot_id=eot_id,
     )
+    return cached, digest
 
 
 def objective_line(config: RunConfig) -> str | None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from slm.kernels.native import Kernels
-from slm.train.config import OptimConfig
+from slm.train.config import MUON_MOMENTUM, NS_STEPS, OptimConfig
 from slm.train.optim.interface import Parameters
 from slm.train.optim.muon import Muon
 from slm.train.optim.plain import AdamW
@@ -57,17 +57,16 @@ def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, ke
         "params": parts["matrices"],
         "lr_ratio": 1.0,
         "weight_decay": config.weight_decay,
-        "momentum": config.momentum,
+        "momentum": MUON_MOMENTUM,
         "momentum_steps": config.momentum_steps,
-        "ns_steps": config.ns_steps,
+        "ns_steps": NS_STEPS,
         "second_moment": True,
     }
     tables: tuple[Literal["embedding", "head"], ...] = ("embedding", "head")
-    rates: dict[str, float] = {
-        part: config.table_rate(part, parts[part][0].shape[1], tied=tied) for part in tables if parts[part]
-    }
-    rates["gains"] = config.gain_lr
-    decays = {"embedding": config.embed_decay, "head": config.head_decay}
+    widths = {part: parts[part][0].shape[1] for part in tables if parts[part]}
+    rates: dict[str, float] = {part: config.table_rate(part, width, tied=tied) for part, width in widths.items()}
+    decays: dict[str, float] = {part: config.table_decays(part, width, tied=tied) for part, width in widths.items()}
+    rates["gains"] = config.gain_rate
     others: list[dict[str, Any]] = [
         {
             "kind": "adamw",

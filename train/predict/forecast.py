@@ -62,11 +62,9 @@ class Outlook:
 
 def make_forecast(config: RunConfig) -> "Forecast | Planned | None":
     """The forecast of a run; None for a model that was trained before, for conversations, with a teacher, and without a
-    decay. A run that is born again has its plan's, if there is one."""
+    decay. A taught run has its plan's, if there is one."""
     optim, model, predicted = config.optim, config.model, config.facts.get("predicted") or {}
-    if config.distill.born_again:
-        if not predicted:
-            return None
+    if config.distill.teacher and "bits_per_byte" in predicted:
         value, low, high = (float(predicted[name]) for name in ("bits_per_byte", "low", "high"))
         return Planned(Outlook(value, low, high, "bits per byte"))
     no_decay = optim.min_lr_ratio > 0.15 or optim.schedule == "range_test"

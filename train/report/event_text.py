@@ -10,7 +10,7 @@ from slm.report import duration
 from slm.train.report.formatting import fact_text
 from slm.train.report.run_record import Event, RunRecord
 
-PLANNED = ("start", "end", "quantized", "superposed", "single_tokens", "born_again", "calibrated", "slept", "asked")
+PLANNED = ("start", "end", "quantized", "superposed", "single_tokens", "calibrated", "slept", "asked")
 
 
 def is_serious(event: Event) -> bool:
@@ -72,8 +72,6 @@ def _guard_text(event: Event) -> str:
             return f"bags of {facts['bag']} tokens for the first {facts['share']:.0%} of the run"
         if event.kind == "single_tokens":
             return "from here on single tokens: losses before this cannot be compared"
-        if event.kind == "born_again":
-            return f"the model so far became the teacher of a new one, after {facts['share']:.0%} of the run"
         if event.kind == "calibrated":
             return f"the head is calibrated: {facts['before']:.4f} -> {facts['after']:.4f} nats per held-out token"
         if event.kind == "asked":

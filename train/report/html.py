@@ -25,6 +25,7 @@ from slm.train.report import sections
 from slm.train.report.chart_data import chart_data
 from slm.train.report.comparison import comparison, same_file
 from slm.train.report.run_record import RunRecord, find_run
+from slm.train.report.samples import SAMPLE_TEMPERATURE
 
 MOST_RUNS = 8
 """As many as there are colours that can be distinguished."""
@@ -154,7 +155,6 @@ def _run_tables(run: RunRecord, name: str) -> dict[str, Any]:
 def _single(run: RunRecord, status: str) -> dict[str, Any]:
     groups = sections.sample_groups(run)
     hidden = sum(not group["shown"] for group in groups)
-    temperature = run.setting("train.sample_temperature")
     return {
         "name": run.name,
         "status": status if status in sections.STATUS else "stopped",
@@ -166,9 +166,7 @@ def _single(run: RunRecord, status: str) -> dict[str, Any]:
         "warnings": sections.warnings(run, status),
         "samples": groups,
         "samples_hidden": hidden,
-        "samples_note": f"Written at a validation from the words in grey, at temperature {temperature}."
-        if temperature is not None
-        else "Written at a validation.",
+        "samples_note": f"Written at a validation from the words in grey, at temperature {SAMPLE_TEMPERATURE}.",
     }
 
 

@@ -4,6 +4,8 @@ import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+SAMPLE_TEMPERATURE = 0.8
+"""At which a run's samples are drawn."""
 SAMPLES = "samples.md"
 MAX_STEPS = 200
 """Samples of at most so many steps are kept. When there are more, every second step is dropped."""

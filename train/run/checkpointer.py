@@ -38,7 +38,7 @@ class Checkpointer:
         save_tokenizer: Callable[[Path], None],
         *,
         keep_last: int,
-        background: bool,
+        background: bool = True,
         log: Callable[[str], None],
         rollback_step: Callable[[int], bool] | None = None,
     ) -> None:

@@ -1,6 +1,6 @@
 """A model in a run's directory besides its checkpoints: there as a whole or not at all.
 
-Tested in tests/train/lora/test_lora_run.py, tests/train/components/test_born_again_run.py.
+Tested in tests/train/lora/test_lora_run.py.
 """
 
 import os
@@ -14,7 +14,7 @@ from slm.model.transformer import LanguageModel
 
 
 def keep_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer) -> None:
-    """Write ``model`` with its tokenizer into ``folder``, which must not exist. ``weights_digest`` identifies it."""
+    """Write ``model`` with its tokenizer into ``folder``, which must not exist."""
     temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
     temporary.mkdir()
     checkpoint.save_model(temporary, model)
@@ -22,11 +22,6 @@ def keep_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer) -> None
     for path in (*temporary.iterdir(), temporary):
         fsync(path)
     os.replace(temporary, folder)
-
-
-def weights_digest(folder: Path) -> str:
-    """The SHA-256 of the weights of a model that ``keep_model`` wrote."""
-    return checkpoint.sha256(folder / checkpoint.WEIGHTS)
 
 
 def remove_model(folder: Path) -> None:

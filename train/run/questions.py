@@ -32,6 +32,8 @@ LEAST_SECONDS = 3.0
 """For the score of a short run."""
 MOST_TOKENS = 256
 """Of a reply."""
+SCORED_QUESTIONS = 50
+"""Most of those that are counted as right or wrong before the first step and at the end; fewer where they take long."""
 DRAWN_FROM = 500
 """Held-out questions from which those of a run are drawn."""
 FEW = 8
@@ -83,7 +85,7 @@ class RunQuestions:
         ``seconds_of_run``: that time ends it after; infinite where steps do.
         """
         began = perf_counter()
-        first, rest = self._shown(), self._asked[len(self._shown()) : self._config.train.scored_questions]
+        first, rest = self._shown(), self._asked[len(self._shown()) : SCORED_QUESTIONS]
         out = self._examine(first, stop)
         train = self._config.train
         if seconds_of_run == float("inf"):
@@ -190,7 +192,7 @@ def remove(root: Path) -> None:
 def _draw(config: RunConfig) -> tuple[list[Question], bool]:
     """Questions of held-out conversations, or where there are none of those that are trained on; whether they are held
     out."""
-    most = max(config.train.sample_questions, config.train.scored_questions)
+    most = max(config.train.sample_questions, SCORED_QUESTIONS)
     own = [each for each in config.data.all_sources() if each.is_chat and each.validated]
     held_out = config.data.val_fraction > 0 or any(each.val_files or each.val_split for each in own)
     splits: tuple[Split, ...] = ("validation", "train") if held_out else ("train",)

@@ -13,6 +13,7 @@ from slm.data.config import WHOLE_FILE, DataConfig, SourceConfig
 from slm.data.errors import UserError
 from slm.data.sources.plan import earlier_document_chars
 from slm.model import checkpoint
+from slm.removed_options import without_removed
 from slm.runs import checkpoint_step, list_checkpoints
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.environment import Environment
@@ -125,9 +126,12 @@ FIXED_KEYS = (
 )
 EARLIER_DOCUMENT_CHARS = 65536
 """The default of ``data.document_chars`` before there was ``data.separator``."""
-FREE_KEYS = ("data.cache", "data.cache_dir", "data.revision", "data.files", "data.val_files", "data.on_bad")
-"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit and what is in files), and
-whether what cannot be read of it ends the run."""
+FREE_KEYS = (
+    *("data.cache", "data.cache_dir", "data.revision", "data.files", "data.val_files", "data.on_bad"),
+    "components.quantization",
+)
+"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit and what is in files),
+whether what cannot be read of it ends the run, and when quantization begins."""
 FREE_OF_SOURCES = ("files", "val_files", "on_bad")
 
 
@@ -137,7 +141,7 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
     A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
     train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
-    data, saved = keep_cutting(config.data, saved)
+    data, saved = keep_cutting(config.data, without_removed(saved))
     saved, current = _with_defaults(saved), to_dict(replace(config, data=data))
     if config.data.prepared:  # a corpus may be moved, and its tokenizer goes with it: the loader compares both
         saved, current = ({**each, "tokenizer": None} for each in (saved, current))
@@ -224,7 +228,5 @@ def rounding(environment: Environment, config: TrainConfig) -> dict[str, Any]:
 
 def rounding_changes(saved: dict[str, Any], current: dict[str, Any]) -> str | None:
     """A line on what makes a resumed run differ in its last bits, or None."""
-    if saved.get("kernels") is True:  # saved when there were no other kernels
-        saved = saved | {"kernels": "avx512bf16"}
     changed = [f"{key} was {saved[key]}, is {now}" for key, now in current.items() if saved.get(key, now) != now]
     return f"{', '.join(changed)}: the run goes on, but not bit for bit" if changed else None

@@ -61,7 +61,7 @@ class RunLog:
         self._samples = root / SAMPLES
         cut_samples(self._samples, root / "metrics.jsonl", step)
         self._metrics = MetricsFile(root / "metrics.jsonl", step)
-        self._wandb = WandbLogger(config, root) if main and config.logger.name == "wandb" else None
+        self._wandb = WandbLogger(config, root) if main and config.logger == "wandb" else None
         self._progress = ProgressLine(config.train.max_steps, step)
         self._forecast = make_forecast(config) if main else None
         self._peak = config.optim.lr

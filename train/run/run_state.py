@@ -26,8 +26,6 @@ class RunState:
         """Optimizer steps done."""
         self.tokens = 0
         """Positions trained on: tokens, or bags of them in such a phase (``train.phases``)."""
-        self.began = 0
-        """The step at which the model in training began: not 0 once it has been born again."""
         self.validation: dict[str, Any] = {}
         """The last validation's record; empty before the first."""
         self.best_loss = math.inf
@@ -87,7 +85,6 @@ class RunState:
             "format": STATE_FORMAT,
             "step": self.step,
             "tokens": self.tokens,
-            "began": self.began,
             "elapsed_s": self.elapsed,
             "setup_s": self.setup_seconds,
             "closing_s": self.closing_seconds,
@@ -105,7 +102,7 @@ class RunState:
 
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to a checkpoint's step. Time and the data's position stay as they are."""
-        self.step, self.tokens, self.began = state["step"], state["tokens"], state["began"]
+        self.step, self.tokens = state["step"], state["tokens"]
         self.validation = state["validation"]
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         self.window = MetricsWindow(state.get("window"))

@@ -18,7 +18,8 @@ WANDB_ID = "wandb-id"
 
 
 class WandbLogger:
-    """Sends each record to wandb. Online, offline or disabled as ``WANDB_MODE`` says; offline without an account."""
+    """Sends each record to wandb. Online, offline or disabled as ``WANDB_MODE`` says; offline without an account.
+    The project is ``WANDB_PROJECT``, or ``slm``."""
 
     def __init__(self, config: RunConfig, root: Path) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")  # or it asks for an account, and waits for an answer
@@ -32,7 +33,7 @@ class WandbLogger:
             print(f"wandb: no account is set up here, so this run is logged offline under {root / 'wandb'}")
         try:
             self._run = wandb.init(
-                project=config.logger.project,
+                project=os.environ.get("WANDB_PROJECT") or "slm",
                 name=config.root.name,
                 id=_run_id(root),
                 resume="allow",

@@ -17,7 +17,7 @@ from typing import Any
 from slm.machine.hardware import compute_threads, peak_rss_bytes
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
-from slm.train.config import LoraConfig, RunConfig
+from slm.train.config import INTEGER_BITS, LoraConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,9 @@ def ours(task: Task) -> dict[str, Any]:
 
 def compiled(task: Task) -> dict[str, Any]:
     """The same without the kernels: torch.compile with blockwise attention and the chunked loss."""
-    config = replace(task.config, train=replace(task.config.train, kernels=False))
+    train = task.config.train
+    precision = "f32" if train.precision in INTEGER_BITS else train.precision  # the kernels alone multiply integers
+    config = replace(task.config, train=replace(train, kernels=False, precision=precision))
     return _own(replace(task, config=config), compile=True)
 
 

@@ -44,7 +44,7 @@ def record_of(root: Path) -> Record:
         )
     if run.setting("init_from"):
         raise UserError(f"{root} began with a trained model: the law is about models trained from the beginning")
-    if run.setting("distill.teacher") or run.setting("distill.born_again"):
+    if run.setting("distill.teacher"):
         raise UserError(f"{root} learnt from a teacher: the law is about models that learn from text alone")
     bytes_per_token = last.loss / math.log(2) / last.bits_per_byte
     predicted: dict[str, Any] = run.setting("facts.predicted") or {}

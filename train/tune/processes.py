@@ -49,7 +49,7 @@ def run(
     from slm.train.distributed.join import join
     from slm.train.distributed.rank_process import run_rank
 
-    ranks = join(pin=config.train.pin)
+    ranks = join()
     from slm.train.start import start
 
     code = run_rank(ranks, config.root, partial(start, config, ranks))

@@ -1,7 +1,8 @@
 """``python -m slm.train.tune.qat base=runs/mine train.qat=q4_0``: a trained model, continued for a quantized type.
 
 It is a training run that starts from the base (``init_from``), reads the base's own text in another order, and computes
-with quantized weights from its first step (``train.qat_share=1``). Its export of that type holds these very weights.
+with quantized weights from its first step (``components.quantization.share`` is 1). Its export of that type holds these
+very weights.
 
 Tested in tests/train/tune/test_qat.py.
 """
@@ -64,8 +65,8 @@ def continuing(
     saved = saved_config(run.root)
     options = recipe.start_from(run, directory, lr_scale=own.qat.lr_scale, given=given, optim=own.optim.name)
     options |= {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.warmup_steps": 0}
-    options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind, "train.qat_share": 1.0}
-    options["train.qat_least_steps"] = 0
+    options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-{kind}", "train.qat": kind}
+    options |= {"+components.quantization.share": 1.0, "+components.quantization.least_steps": 0}
     if train := saved.get("train"):
         options |= {f"train.{name}": train[name] for name in KEPT if name in train}
         options["train.seed"] = train["seed"] + 1  # the text in another order

@@ -24,9 +24,9 @@ from slm.train.config import TrainConfig
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 
-SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta", "norm_eps")
-OTHER_RATES = ("embed_lr", "head_lr", "tied_lr", "gain_lr")
-"""Muon's learning rates next to ``lr``."""
+SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta")
+OTHER_RATES = ("other_lr_scale",)
+"""What Muon's learning rates next to ``lr`` are multiplied by."""
 REPLAY = 0.15
 """Share of the base's own text. Without it, and with the head's full rate, a model unlearns to say what no
 conversation says (docs/results/chat.md)."""

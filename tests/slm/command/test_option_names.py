@@ -19,7 +19,7 @@ def keys(tree, prefix=""):
 def test_the_keys_are_those_of_the_composed_configuration(name):
     words = ["model=x"] if name in ("serve", "terminal", "bench_serve") else []
     composed = set(keys(load_config(name, words, literal=("model",))))
-    ours = {key for key in options(name, []) if key not in ("model", "tokenizer", "data", "optim", "logger", "preset")}
+    ours = {key for key in options(name, []) if key not in ("model", "tokenizer", "data", "optim", "preset")}
     hidden = {key for key in composed if key.startswith("facts.")} | {"model", "preset", "data"}
     assert ours - hidden == composed - hidden
 

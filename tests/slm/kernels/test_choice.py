@@ -165,7 +165,10 @@ def test_products_of_integers_have_to_be_faster_here(monkeypatch, cache, measure
         assert found.name == chosen
         assert (reason is None) == (chosen == "avx2int16")
     assert kernels.asked == 1, "the rate is kept"
-    assert reason is None or "are 1.19 times as fast as f32 here, not 1.2 times (train.kernels=avx2int16" in reason
+    assert (
+        reason is None
+        or "are 1.19 times as fast as f32 here, not 1.2 times (train.kernels=avx2 train.precision=int16" in reason
+    )
     assert choice.choose("f32", bits=32) == (AVX2, None)
 
 

@@ -209,7 +209,7 @@ def test_finished_runs_are_read_again(tmp_path):
 
 
 def test_the_others_get_what_was_chosen_for_ours(tmp_path):
-    shape = ["preset=50m", "model.n_layers=3", "tokenizer.vocab_size=777", "train.micro_batch=5", "optim=classic"]
+    shape = ["preset=50m", "model.n_layers=3", "tokenizer.vocab_size=777", "train.micro_batch=5", "optim=adamw"]
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours/config.yaml").write_text(to_yaml(load(RunConfig, "train", shape)))
     asked = load(BenchRecipeConfig, "bench_recipe", ["minutes=7", "bench.learning_rates=[5e-3]"])

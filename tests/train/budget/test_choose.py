@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.train.budget import choice, choose
 from slm.train.budget.choice import Wanted
+from slm.train.config import RunConfig
 from slm.train.resolve import Chosen, resolve
 from tests.helpers.machines import MACHINE
 from tests.train.budget.test_choice import chosen
@@ -98,12 +100,19 @@ def test_a_budgets_run_goes_on_from_a_checkpoint_without_its_name(tmp_path):
     assert choose.compose(["budget=1h"]).root.name == "auto"
 
 
-def test_bags_of_tokens_come_with_an_embedding_that_begins_small():
-    bags, single = (chosen(3600, wanted=Wanted(superposition=each, init_bigrams=0)) for each in (4, 1))
-    word = "optim.init_embed_std=0.1"
-    assert word in choose.words(bags, [])
-    assert word not in choose.words(single, [])
-    assert word not in choose.words(bags, ["optim=classic"])
+@pytest.mark.parametrize(
+    ("words", "deviation"),
+    [
+        ([], 0.8),
+        (["train.phases=[{bags: 4, until: 0.1}]"], 0.1),
+        (["train.phases=[{bags: 4, until: 0.1}]", "optim.init_bigrams=10"], 0.8),
+        (["train.phases=[{seq_len: 64, until: 0.1}]"], 0.8),
+        (["train.phases=[{bags: 4, until: 0.1}]", "optim=adamw"], 0.02),
+    ],
+)
+def test_bags_of_tokens_come_with_an_embedding_that_begins_small(words, deviation):
+    config = build(RunConfig, load_config("train", ["preset=tiny", "model.tie_embeddings=false", *words]))
+    assert config.init.embed_std == deviation
 
 
 def test_adamw_remembers_for_longer_where_training_computes_few_logits():
@@ -111,7 +120,7 @@ def test_adamw_remembers_for_longer_where_training_computes_few_logits():
     word = f"optim.betas={choose.BETAS_WITH_SAMPLED}"
     assert word in choose.words(few, [])
     assert word not in choose.words(all_of_them, [])
-    assert word not in choose.words(few, ["optim=classic"])
+    assert word not in choose.words(few, ["optim=adamw"])
 
 
 def optim_of(words: list[str]) -> dict[str, float]:
@@ -120,13 +129,12 @@ def optim_of(words: list[str]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(("epochs", "share"), [(1.5, 0.5), (2.1, 1.0), (4.0, 1.0), (8.0, 2.0)])
-@pytest.mark.parametrize("given", [(), ("optim.lr=0.1", "optim.embed_lr=0.4", "optim.head_lr=0.2")])
+@pytest.mark.parametrize("given", [(), ("optim.lr=0.1", "optim.embed_lr=0.4")])
 def test_weights_forget_in_a_share_of_an_epoch_where_text_is_read_again(epochs, share, given):
     few = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=1280)), epochs=epochs, steps=6000)
-    optim = optim_of(["optim.lr=0.03", "optim.head_lr=0.007", *choose.words(few, [*given]), *given])
-    an_epoch, tables = few.steps / epochs, (few.model.d_model / 256) ** -0.5
-    assert optim["embed_decay"] * optim["embed_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
-    assert optim["head_decay"] * optim["head_lr"] * tables * an_epoch == pytest.approx(share / 0.4, rel=0.01)
+    optim = optim_of(["optim.lr=0.03", *choose.words(few, [*given]), *given])
+    an_epoch = few.steps / epochs
+    assert optim["table_decay"] * an_epoch == pytest.approx(share / 0.4, rel=0.01)
     assert optim["weight_decay"] * optim["lr"] * an_epoch == pytest.approx(share / 0.9, rel=0.01)
 
 
@@ -139,7 +147,7 @@ def test_a_model_that_is_taught_may_remember_for_longer():
     assert f"optim.momentum_steps={min(300, 6000 // 4)}" in words
     plain, mild = optim_of(choose.words(few, [])), optim_of(words)
     assert not any(word.startswith("distill.") for word in choose.words(few, []))
-    for name in ("embed_decay", "head_decay", "weight_decay"):
+    for name in ("table_decay", "weight_decay"):
         assert mild[name] == pytest.approx(plain[name] / choose.TAUGHT_MEMORY, rel=0.01)
 
 
@@ -171,7 +179,7 @@ def test_weights_stay_where_text_is_read_once_and_where_a_person_says_otherwise(
     for sampled in (1280, 0):
         run = replace(chosen(3600, wanted=Wanted(vocab_size=8192, sampled_softmax=sampled)), epochs=epochs)
         assert any("decay" in word for word in choose.words(run, [])) == (epochs > 1)
-        assert not any("decay" in word for word in choose.words(run, ["optim=classic"]))
+        assert not any("decay" in word for word in choose.words(run, ["optim=adamw"]))
 
 
 def test_steps_end_a_run_that_has_read_its_text_often_enough():
@@ -186,14 +194,11 @@ def test_a_model_with_a_head_of_its_own_begins_as_bigrams_unless_a_person_says_o
     assert "optim.init_bigrams=20000000" in words
     assert f"optim.embed_lr={choose.EMBED_LR_WITH_BIGRAMS}" in words
     assert not any("embed_lr" in word for word in choose.words(chosen(3600, wanted=Wanted(init_bigrams=0)), []))
-    assert not any(word.startswith("optim.init_embed_std") for word in words)
-    assert not any(
-        word.startswith("optim.") and "init" in word for word in choose.words(chosen(3600), ["optim=classic"])
-    )
+    assert not any(word.startswith("optim.") and "init" in word for word in choose.words(chosen(3600), ["optim=adamw"]))
     for argv, counted in (
         ([], None),
         (["optim.init_bigrams=1000"], 1000),
-        (["optim=classic"], 0),
+        (["optim=adamw"], 0),
         (["model.tie_embeddings=true"], 0),
         (["model.tie_embeddings=false"], None),
         (["data=chat", "data.files=[a.jsonl]"], 0),

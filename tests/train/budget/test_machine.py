@@ -79,7 +79,7 @@ def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machine, "measure", lambda train, optim, seconds: measure(train, optim, 0.0))
     monkeypatch.setattr(machine, "BUSY", 0.0)
-    optim = OptimConfig(name="muon", lr=0.03, ns_steps=1)
+    optim = OptimConfig(name="muon", lr=0.03)
     first = machine.measured(TRAIN, optim, 5.0)
     assert "measuring how fast this machine trains" in capsys.readouterr().out
     (only,) = first.rates  # no time for a second width

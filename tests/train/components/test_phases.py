@@ -32,7 +32,7 @@ def phases_of(*phases: Phase) -> Phases:
     """The component of a run with these phases."""
     config = build(RunConfig, load_config("train", ["preset=tiny", "train.seq_len=32"]))
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=300))
-    state = SimpleNamespace(began=0, step=0, window=None)
+    state = SimpleNamespace(step=0, window=None)
     made = Phases(phases)
     made.attach(SimpleNamespace(config=config, model=model, state=state, log=Silent(), forget_losses=lambda: None))
     return made
@@ -81,15 +81,6 @@ def test_a_phase_that_is_over_does_not_come_back():
     resumed.load_state_dict(json.loads(json.dumps(made.state_dict())))
     step = step_at(resumed, 0.1)
     assert step.objective.split(next(step.batches)).ids.shape == (2, 32)
-
-
-def test_a_taught_model_has_the_phases_of_its_own_but_for_bags():
-    made = phases_of(*PHASES)
-    assert step_at(made, 0.9).objective is CROSS_ENTROPY
-    made.run.state.began = 5
-    step = step_at(made, 0.0)
-    assert step.objective is CROSS_ENTROPY
-    assert next(step.batches).shape == (8, 9)
 
 
 def test_a_run_with_short_sequences_is_resumed_exactly(tmp_path):

@@ -7,12 +7,12 @@ import torch
 
 from slm.model.transformer import LanguageModel
 from slm.runs import CALIBRATION
-from slm.train.components.quantization import Quantization
+from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.config import TrainConfig
 from tests.helpers import tiny_checkpoint as tiny
 
 
-def quantization(folder, **options) -> Quantization:
+def quantization(folder, options: QuantizationOptions | None = None, **train) -> Quantization:
     """Of a run of 100 steps, a tenth of which are done."""
     model = LanguageModel(tiny.config(n_layers=1))
     tiny.randomize(model)
@@ -21,7 +21,7 @@ def quantization(folder, **options) -> Quantization:
     run.environment = SimpleNamespace(threads=1, kernels=None)
     run.state = SimpleNamespace(tokens=320, step=10)
     run.steps_left, run.fraction_done = lambda: 90.0, lambda: 0.1
-    made = Quantization(TrainConfig(max_steps=100, seq_len=32, micro_batch=1, **options))
+    made = Quantization(TrainConfig(max_steps=100, seq_len=32, micro_batch=1, **train), options)
     made.attach(run)
     return made
 
@@ -37,6 +37,6 @@ def test_rounding_at_the_end_is_in_the_closing_time_and_changes_nothing_before(t
     assert made.closing_seconds() == 0  # it is over, and must not seem to have time left
 
 
-@pytest.mark.parametrize("options", [{"qat": "q4_0", "qat_least_steps": 5}, {"qat": "tq2_0"}])
-def test_weights_that_training_goes_on_with_take_none(tmp_path, options):
-    assert quantization(tmp_path, **options).closing_seconds() == 0
+@pytest.mark.parametrize(("kind", "least"), [("q4_0", 5), ("tq2_0", 50)])
+def test_weights_that_training_goes_on_with_take_none(tmp_path, kind, least):
+    assert quantization(tmp_path, QuantizationOptions(least_steps=least), qat=kind).closing_seconds() == 0

@@ -132,7 +132,7 @@ def test_the_mean_of_many_draws_is_the_whole_vocabularys():
 def test_a_run_is_resumed_exactly_and_validated_with_all_words(tmp_path):
     corpus = write_corpus(tmp_path / "documents.jsonl")
     words = [f"data.files=[{corpus}]", "train.max_steps=4", "train.checkpoint_every=2", "train.eval_every=4"]
-    words += ["model.vocab_multiple=1024", "train.calibrate_head=false"]  # the padded words are drawn, too
+    words += ["train.calibrate_head=false"]
     sampled = [*words, "train.sampled_softmax=256"]
     whole = SmallRun(tmp_path / "runs", "name=whole", *sampled).finish()
     SmallRun(tmp_path / "runs", "name=parts", *sampled, "train.max_steps=2").finish()

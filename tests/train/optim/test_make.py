@@ -17,7 +17,7 @@ from slm.train.optim.muon import Muon
 SHAPE = ModelConfig(
     arch="qwen3", vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32
 )
-MUON = OptimConfig(name="muon", lr=0.02, embed_lr=0.3, head_lr=0.004, tied_lr=0.01, gain_lr=0.01, weight_decay=0.1)
+MUON = OptimConfig(name="muon", lr=0.02, embed_lr=0.3, other_lr_scale=0.5, weight_decay=0.1)
 
 
 def rates(tie: bool, config: OptimConfig = MUON) -> dict[str, tuple[str, float]]:
@@ -39,8 +39,8 @@ def test_muon_takes_the_layers_matrices_and_adamw_the_rest_at_rates_of_their_own
     assert found["model.layers.1.mlp.down_proj.weight"] == ("muon", 0.02)
     assert found["model.layers.0.self_attn.q_proj.weight"] == ("muon", 0.02)
     wider = (32 / 256) ** -0.5
-    assert found["model.embed_tokens.weight"] == ("adamw", pytest.approx(0.3 * wider))
-    assert found["lm_head.weight"] == ("adamw", pytest.approx(0.004 * wider))
+    assert found["model.embed_tokens.weight"] == ("adamw", pytest.approx(0.15 * wider))
+    assert found["lm_head.weight"] == ("adamw", pytest.approx(0.0035 * wider))
     for gain in ("model.norm.weight", "model.layers.0.self_attn.q_norm.weight"):
         assert found[gain] == ("adamw", pytest.approx(0.01))
 
@@ -61,7 +61,7 @@ def test_the_taps_of_short_convolutions_are_gains():
 def test_an_embedding_that_is_the_head_has_a_rate_of_its_own():
     found = rates(tie=True)
     assert "lm_head.weight" not in found
-    assert found["model.embed_tokens.weight"] == ("adamw", pytest.approx(0.01 * (32 / 256) ** -0.5))
+    assert found["model.embed_tokens.weight"] == ("adamw", pytest.approx(0.005 * (32 / 256) ** -0.5))
 
 
 def test_a_shard_without_the_head_is_still_untied():
@@ -69,7 +69,7 @@ def test_a_shard_without_the_head_is_still_untied():
     model = LanguageModel(replace(SHAPE, tie_embeddings=False))
     shard = Shard(model, {"model.embed_tokens.weight"})
     embedding = make_optimizer(shard, MUON, tied=False).param_groups[1]
-    assert embedding["lr_ratio"] * MUON.lr == pytest.approx(0.3 * (32 / 256) ** -0.5)
+    assert embedding["lr_ratio"] * MUON.lr == pytest.approx(0.15 * (32 / 256) ** -0.5)
 
 
 def test_decay_is_the_matrices_only_and_the_number_format_is_the_runs():
@@ -82,29 +82,38 @@ def test_decay_is_the_matrices_only_and_the_number_format_is_the_runs():
 
 
 @pytest.mark.parametrize("tie", [True, False])
-def test_embedding_and_head_decay_by_rates_of_their_own(tie):
+def test_embedding_and_head_lose_the_same_share_in_a_step(tie):
     model = LanguageModel(replace(SHAPE, tie_embeddings=tie))
-    optimizer = make_optimizer(model, replace(MUON, embed_decay=0.3, head_decay=0.2))
+    optimizer = make_optimizer(model, replace(MUON, table_decay=0.3))
     names = {p: name for name, p in model.named_parameters()}
+    lost = {
+        names[p]: group["weight_decay"] * group["lr_ratio"] * MUON.lr
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    assert lost["model.embed_tokens.weight"] == pytest.approx(0.3)
+    assert lost.get("lm_head.weight", 0.3) == pytest.approx(0.3)
     found = {names[p]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert found.pop("model.embed_tokens.weight") == 0.3
-    assert found.pop("lm_head.weight", 0.2) == 0.2
+    found = {
+        name: value for name, value in found.items() if name not in ("model.embed_tokens.weight", "lm_head.weight")
+    }
     assert {value for name, value in found.items() if "norm" in name} == {0.0}
     assert {value for name, value in found.items() if "norm" not in name} == {0.1}
 
 
 def test_a_row_without_gradients_decays_by_rate_and_decay():
-    """By 1 - rate x decay at each update; the embedding, which has no decay here, stays."""
+    """By 1 - rate x decay at each update; without decay they stay."""
     model = LanguageModel(replace(SHAPE, tie_embeddings=False))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = make_optimizer(model, replace(MUON, head_decay=0.5))
+    optimizer = make_optimizer(model, replace(MUON, table_decay=0.5))
+    optimizer.param_groups[1]["weight_decay"], decay = 0.0, optimizer.param_groups[2]["weight_decay"]
     for group in optimizer.param_groups:
         group["lr"] = 0.1
     for _ in range(3):
         for p in model.parameters():
             p.grad = torch.zeros_like(p)
         optimizer.step()
-    torch.testing.assert_close(model.lm_head.weight.detach(), before["lm_head.weight"] * (1 - 0.1 * 0.5) ** 3)
+    torch.testing.assert_close(model.lm_head.weight.detach(), before["lm_head.weight"] * (1 - 0.1 * decay) ** 3)
     assert torch.equal(model.model.embed_tokens.weight, before["model.embed_tokens.weight"])
 
 

@@ -13,7 +13,7 @@ from slm.train.optim.state import load_state_tensors, state_tensors
 SHAPE = ModelConfig(vocab_size=64, n_layers=2, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
 CONFIGS = {
     "adamw": OptimConfig(lr=1e-2),
-    "muon": OptimConfig(name="muon", lr=1e-2, tied_lr=1e-2),
+    "muon": OptimConfig(name="muon", lr=1e-2),
 }
 
 

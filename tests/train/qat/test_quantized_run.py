@@ -22,8 +22,8 @@ def common(tmp_path_factory) -> list[str]:
         f"data.files=[{corpus}]",
         "optim=muon",
         f"train.max_steps={STEPS}",
-        "train.qat_share=0.5",
-        "train.qat_least_steps=0",
+        "+components.quantization.share=0.5",
+        "+components.quantization.least_steps=0",
     ]
 
 
@@ -55,11 +55,11 @@ def test_killed_and_resumed_it_is_the_same_to_the_bit(more, common, tmp_path):
 def test_with_few_steps_left_the_weights_are_rounded_once_at_the_end(common, tmp_path):
     """The run's steps are those without quantization, and its last validation is of the rounded weights."""
     options = (*common[:-1], "train.eval_every=20", "train.checkpoint_every=10", "train.calibrate_head=false")
-    plain = SmallRun(tmp_path, "name=plain", *options).finish()
+    plain = SmallRun(tmp_path, "name=plain", *(word for word in options if "quantization" not in word)).finish()
     again = SmallRun(tmp_path, "name=plain", "train.qat=q4_0", *options).finish()
     assert "is finished" in again.out  # its weights stay as they are
     run = SmallRun(tmp_path, "name=rounded", "train.qat=q4_0", *options).finish()
-    assert "train.qat=q4_0 would hold for 20 of 40 steps, fewer than train.qat_least_steps=50" in run.out
+    assert "train.qat=q4_0 would hold for 20 of 40 steps, fewer than components.quantization.least_steps=50" in run.out
     assert losses(run.root) == losses(plain.root)
     (began,) = (each for each in records(run.root) if each.get("event") == "quantized")
     assert began["step"] == STEPS
@@ -84,7 +84,7 @@ def test_with_few_steps_left_the_weights_are_rounded_once_at_the_end(common, tmp
 def test_a_run_that_patience_ends_at_a_saved_step_is_rounded_there(common, tmp_path):
     """The checkpoint of that step is there already, unquantized: it is written again."""
     early = ("train.eval_every=4", "train.checkpoint_every=4", "train.patience=1", "optim.lr=1.0", "optim.schedule=wsd")
-    run = SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "train.qat_share=0.1", *early).finish()
+    run = SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "+components.quantization.share=0.1", *early).finish()
     assert "stopped early" in run.out
     (began,) = (each for each in records(run.root) if each.get("event") == "quantized")
     assert began["step"] == newest_step(run.root) < STEPS
@@ -93,7 +93,8 @@ def test_a_run_that_patience_ends_at_a_saved_step_is_rounded_there(common, tmp_p
     state = json.loads((last / "trainer_state.json").read_text())
     assert state["validation"]["step"] == state["step"] == began["step"]
     assert (
-        "is finished" in SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "train.qat_share=0.1", *early).finish().out
+        "is finished"
+        in SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "+components.quantization.share=0.1", *early).finish().out
     )
 
 

@@ -47,7 +47,7 @@ def attached(made: RunQuestions) -> RunQuestions:
     return made
 
 
-def test_questions_come_from_what_is_held_out_and_stay_the_same(tmp_path):
+def test_questions_come_from_what_is_held_out_and_stay_the_same(tmp_path, monkeypatch):
     chats = write_chats(tmp_path)
     made = asked(tmp_path, chats, "data.val_fraction=0.2")
     assert made.held_out
@@ -56,7 +56,8 @@ def test_questions_come_from_what_is_held_out_and_stay_the_same(tmp_path):
     again = asked(tmp_path, chats, "data.val_fraction=0.5")
     assert again._asked == made._asked
     questions.remove(tmp_path)
-    assert len(asked(tmp_path, chats, "data.val_fraction=0.2", "train.scored_questions=4")._asked) == 4
+    monkeypatch.setattr(questions, "SCORED_QUESTIONS", 4)
+    assert len(asked(tmp_path, chats, "data.val_fraction=0.2")._asked) == 4
 
 
 def test_where_nothing_is_held_out_it_is_said(tmp_path):

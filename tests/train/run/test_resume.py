@@ -4,17 +4,20 @@ Damaged checkpoints: tests/slm/model/test_checkpoint.py. Whole runs: tests/train
 """
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
-from slm.configuration import load_config, to_dict
+from slm.configuration import build, load_config, to_dict
 from slm.data.config import TokenizerConfig
 from slm.data.errors import UserError
 from slm.data.stream.loader import Loader, validation_blocks
 from slm.data.tokenizers.make import make_tokenizer
+from slm.removed_options import without_removed
 from slm.runs import list_checkpoints
 from slm.train import autobatch
+from slm.train.config import RunConfig
 from slm.train.resolve import resolve
 from slm.train.run.resume import (
     back_up_later_checkpoints,
@@ -37,6 +40,21 @@ def test_a_run_that_an_older_version_saved_may_go_on(tmp_path):
     check_unchanged(older, resolve([*words, "train.max_steps=9"], autobatch.choose_micro_batch), tmp_path)
     with pytest.raises(UserError, match=r"train\.seq_len was 320, now 64"):
         check_unchanged(older, resolve([*words, "train.seq_len=64"], autobatch.choose_micro_batch), tmp_path)
+
+
+def test_a_run_with_options_that_are_gone_goes_on(tmp_path):
+    words = ["preset=tiny", "data=local", "data.files=[a.txt]", "train.max_steps=5"]
+    older = load_config("train", words)
+    older["train"] |= {"kernels": "avx512int8", "qat_share": 0.1, "background_save": True, "pin": True}
+    older["optim"] |= {"head_lr": 0.007, "eps": 1e-10, "init_embed_std": 0.8}
+    older["model"] |= {"norm_eps": 1e-5, "conv_width": 3, "vocab_multiple": 64}
+    older["logger"] = {"name": "none", "project": "slm"}
+    kept = json.dumps(older)
+    check_unchanged(older, resolve(words, autobatch.choose_micro_batch), tmp_path)
+    assert json.dumps(older) == kept, "what was saved is not changed"
+    renamed = without_removed(older)
+    assert (renamed["train"]["kernels"], renamed["train"]["precision"]) == ("avx512", "int8")
+    assert build(RunConfig, {**renamed, "name": "any"}).logger == "none"
 
 
 def test_only_checkpoints_after_the_start_are_renamed(tmp_path):

@@ -148,7 +148,7 @@ def test_a_record_has_the_epochs_that_the_run_did_however_much_its_text_counts(t
     event = {"event": "calibrated", "step": 20, "before": 4.0, "after": 3.9}
     metrics.write_text("".join(f"{line}\n" for line in [*lines, json.dumps(event)]))
     assert record_of(run.root).bits_per_byte > trained.bits_per_byte
-    OmegaConf.update(config, "distill.born_again", 0.3)
+    OmegaConf.update(config, "distill.teacher", "runs/other")
     OmegaConf.save(config, run.root / "config.yaml")
     with pytest.raises(UserError, match="learnt from a teacher: the law is about models that learn from text alone"):
         record_of(run.root)

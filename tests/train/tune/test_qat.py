@@ -23,7 +23,7 @@ def base(tmp_path_factory):
 def test_its_options_follow_from_the_base(base):
     config = continuing([f"base={base}", "runs_dir=there"])
     assert (config.name, config.runs_dir) == ("base-q4_0", "there")
-    assert (config.train.qat, config.train.qat_share, config.train.max_steps) == ("q4_0", 1.0, 20)
+    assert (config.train.qat, config.components["quantization"]["share"], config.train.max_steps) == ("q4_0", 1.0, 20)
     assert (config.train.seq_len, config.train.micro_batch, config.train.seed) == (32, 4, 1235)
     assert (config.optim.name, config.optim.schedule, config.optim.lr) == ("muon", "linear", pytest.approx(0.006))
     assert config.init_from == str(base / "checkpoints" / "step-00000060")
