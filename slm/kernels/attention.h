@@ -1,20 +1,18 @@
 // What the forward and the backward pass of attention share: shapes, scratch memory, QK-norm with RoPE, packing.
 //
 // qkv is [B T, (H + 2 K) E]: queries of all heads, keys, values. A task is one head (and some queries); it lays out what
-// it needs as packed panels in memory of its own. Scores of 8 queries against all keys they may see fit the caches, so
+// it needs as packed panels in memory of its own. Scores of MR queries against all keys they may see fit the caches, so
 // the softmax needs no rescaling; the backward pass makes the probabilities again from the saved log-sum-exp
 // (Dao et al. 2022, FlashAttention).
 //
 // In both passes a function with products takes copies of the structures below: a vector may be stored anywhere, so what
 // stands in memory that others can reach would be read again after every store.
 #pragma once
-#include <omp.h>
-
 #include <atomic>
 #include <limits>
 
 #include "arena.h"
-#include "gemm.h"
+#include "family.h"
 
 // For the parts of a pass: inlined into one function, they leave GCC too few registers for the tiles' operands.
 #define APART __attribute__((noinline))
@@ -31,70 +29,80 @@ struct Shape {
     long width() const { return (H + 2 * K) * E; }
     long padded() const { return padded_length(T); }
     // Values from one row of scores to the next: rows 2^n bytes apart would share one set of the first cache.
-    long stride() const { return padded() + NR; }
+    long stride() const { return padded() + SCORES_APART; }
+    float scale() const { return 1.0f / std::sqrt((float)E); }
+    // Packed items of one head's positions.
+    long panels() const { return padded() * E / PAIR; }
 };
 
 inline thread_local Arena arena;  // of the forward and the backward pass
 
-// One head's vector at one position: normed where `norm` is given, then rotated by its position (RoPE). Returns 1 / rms
-// (1 without norm).
-INLINE float norm_and_rope(const bf16* x, long E, const float* norm, float eps, const float* cos, const float* sin, float* out) {
-    float scale = 1.0f;
-    if (norm) {
-        __m512 sum = _mm512_setzero_ps();
-        for (long e = 0; e < E; e += 16) sum = _mm512_fmadd_ps(load_bf16(x + e), load_bf16(x + e), sum);
-        scale = 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / E + eps);
-    }
-    const long half = E / 2;
-    const __m512 s = _mm512_set1_ps(scale);
-    for (long e = 0; e < half; e += 16) {
-        __m512 a = load_bf16(x + e), b = load_bf16(x + half + e);
-        if (norm) {
-            a = _mm512_mul_ps(_mm512_mul_ps(a, s), _mm512_loadu_ps(norm + e));
-            b = _mm512_mul_ps(_mm512_mul_ps(b, s), _mm512_loadu_ps(norm + half + e));
-        }
-        const __m512 c = _mm512_loadu_ps(cos + e), d = _mm512_loadu_ps(sin + e);
-        _mm512_storeu_ps(out + e, _mm512_fmsub_ps(a, c, _mm512_mul_ps(b, d)));
-        _mm512_storeu_ps(out + half + e, _mm512_fmadd_ps(b, c, _mm512_mul_ps(a, d)));
-    }
-    return scale;
-}
-
-// The same for all rows of one head, as bf16 [T, E]; rows up to the padded length are zero.
-inline void norm_and_rope_rows(const Shape& s, const bf16* x, const float* norm, bf16* out, float* scales) {
-    float row[MAX_HEAD_DIM];
-    for (long t = 0; t < s.T; t++) {
-        const float scale = norm_and_rope(x + t * s.width(), s.E, norm, s.eps, s.cos + t * s.E, s.sin + t * s.E, row);
-        if (scales) scales[t] = scale;
-        for (long e = 0; e < s.E; e += 16) store_bf16(out + t * s.E + e, _mm512_loadu_ps(row + e));
-    }
-    memset(out + s.T * s.E, 0, (s.padded() - s.T) * s.E * sizeof(bf16));
-}
-
-// Positions as columns: [position panel][E / 2][32], for products that reduce over E.
-inline void pack_positions(const bf16* rows, long ld, long T, long padded, long E, pair_t* out) {
-    for (long t = 0; t < padded; t += 16)
-        pack_columns16(rows + t * ld, ld, min_of(16, max_of(0, T - t)), E, out + t / NR * (E / 2) * NR + t % NR, NR);
-}
-
-// Values as columns: [E panel][padded / 2][32], for products that reduce over positions.
-inline void pack_values(const bf16* rows, long ld, long T, long padded, long E, pair_t* out) {
-    for (long p = 0; p < E / NR; p++) {
-        pair_t* panel = out + p * (padded / 2) * NR;
-        pack_rows(rows + p * NR, ld, T, panel);
-        const long pairs = ceil_div(T, 2);
-        memset(panel + pairs * NR, 0, (padded / 2 - pairs) * NR * sizeof(pair_t));
-    }
-}
-
 // One query head of one sequence: where its rows begin in the packed projections.
 struct Head {
     long b, h, kv;  // sequence, query head, and the key head that it shares
-    const bf16 *q, *k, *v;
+    const value *q, *k, *v;
 
-    Head(const Shape& s, const bf16* qkv, long b, long h) : b(b), h(h), kv(h / (s.H / s.K)) {
+    Head(const Shape& s, const value* qkv, long b, long h) : b(b), h(h), kv(h / (s.H / s.K)) {
         q = qkv + b * s.T * s.width() + h * s.E;
         k = qkv + b * s.T * s.width() + (s.H + kv) * s.E;
         v = qkv + b * s.T * s.width() + (s.H + s.K + kv) * s.E;
     }
+    // The first position that position t sees.
+    long first(const Shape& s, long t) const { return s.starts ? s.starts[b * s.T + t] : 0; }
 };
+
+// One head's vector at one position: normed where `norm` is given, then rotated by its position (RoPE). Returns 1 / rms
+// (1 without norm).
+INLINE float norm_and_rope(const value* x, long E, const float* norm, float eps, const float* cos, const float* sin, float* out) {
+    float scale = 1.0f;
+    if (norm) {
+        lanes sum = {};
+        for (long e = 0; e < E; e += LANES) sum += load_value(x + e) * load_value(x + e);
+        scale = 1.0f / std::sqrt(sum_of(sum) / E + eps);
+    }
+    const long half = E / 2;
+    for (long e = 0; e < half; e += LANES) {
+        lanes a = load_value(x + e), b = load_value(x + half + e);
+        if (norm) {
+            a = a * scale * load_f32(norm + e);
+            b = b * scale * load_f32(norm + half + e);
+        }
+        const lanes c = load_f32(cos + e), d = load_f32(sin + e);
+        store_f32(out + e, a * c - b * d);
+        store_f32(out + half + e, b * c + a * d);
+    }
+    return scale;
+}
+
+// The same as activations, of position t.
+INLINE float rotated_row(const Shape& s, const value* x, long t, const float* norm, value* out) {
+    float row[MAX_HEAD_DIM];
+    const float scale = norm_and_rope(x, s.E, norm, s.eps, s.cos + t * s.E, s.sin + t * s.E, row);
+    for (long e = 0; e < s.E; e += LANES) store_value(out + e, load_f32(row + e));
+    return scale;
+}
+
+// All positions of one head: out [padded, E], zero behind the last one; `scales` [T] gets 1 / rms where given.
+inline void rotated_rows(const Shape& s, const value* x, const float* norm, value* out, float* scales) {
+    for (long t = 0; t < s.T; t++) {
+        const float scale = rotated_row(s, x + t * s.width(), t, norm, out + t * s.E);
+        if (scales) scales[t] = scale;
+    }
+    memset(out + s.T * s.E, 0, (s.padded() - s.T) * s.E * sizeof(value));
+}
+
+// Values as columns: [E panel][padded / PAIR][NR], for products that reduce over positions.
+inline void pack_values(const value* rows, long ld, const Shape& s, packed* out) {
+    const long whole = s.padded() / PAIR, filled = ceil_div(s.T, PAIR);
+    for (long p = 0; p < s.E / NR; p++) {
+        packed* panel = out + p * whole * NR;
+        pack_rows(rows + p * NR, ld, s.T, panel);
+        memset(panel + filled * NR, 0, (whole - filled) * NR * sizeof(packed));
+    }
+}
+
+#ifdef SLM_BF16
+#include "bf16/scores.h"
+#else
+#include "f32/scores.h"
+#endif

@@ -1,7 +1,7 @@
 """The library of training kernels: its builds, where each can run, and its functions called with tensors.
 
-There is one build per instruction set. The sources are in this folder (bf16) and in ``f32/``; a comment above every
-function there gives its arguments and their shapes. Both have the same functions.
+There is one build per instruction set. The sources in this folder are written once for all number formats, over the
+vectors and tiles in ``bf16/`` or ``f32/`` (family.h). A comment above every function gives its arguments and shapes.
 """
 
 import ctypes
@@ -92,7 +92,10 @@ class Variant:
 
 AVX512_VNNI, AVX_VNNI = "-mavx512vnni", "-mavxvnni"
 """GCC's, for products of two or four integers with their sum. It has the second since version 11."""
-_F32_FLAGS = ("-std=gnu++17", "-ffp-contract=fast")
+_LANGUAGE = ("-std=gnu++17", "-ffp-contract=fast")
+_PARTS = ("linear", "attention", "attention_backward", "short_conv", "norms", "head", "sizes", "f32/update")
+"""Sources of all variants: one body for all number formats. Weights and moments are f32, and so is their update."""
+_HEADERS = tuple(f"{each}.h" for each in ("family", "whole", "activation", "arena", "tasks", "attention"))
 
 
 def _f32(
@@ -109,30 +112,21 @@ def _f32(
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
     integers = bits < 32
-    parts = (
-        "linear",
-        "attention",
-        "short_conv",
-        "norms",
-        "head",
-        "update",
-        "sizes",
-        *(("integer_gain",) if integers else ()),
-    )
-    headers = ("vec", "sizes", "tile", "operands", "gemm", *(("integers", f"int{bits}") if integers else ()))
+    own = ("f32/weights", "f32/head_backward", *(("f32/integer_gain",) if integers else ()))
+    headers = ("vec", "sizes", "tile", "operands", "gemm", "scores", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,
         instructions=instructions or name,
         title=title,
         precision="f32",
         needs=needs,
-        sources=tuple(f"f32/{each}.cpp" for each in parts),
-        headers=(*(f"f32/{each}.h" for each in headers), "arena.h", "tasks.h", "short_conv.h"),
+        sources=tuple(f"{each}.cpp" for each in (*_PARTS, *own)),
+        headers=(*(f"f32/{each}.h" for each in headers), *_HEADERS),
         flags=(
             f"-march={march}",
             "-mtune=native",
             f"-DSLM_LANES={lanes}",
-            *_F32_FLAGS,
+            *_LANGUAGE,
             *(OF_AVX512 if lanes == 16 else ()),
             *flags,
             *((f"-DSLM_INTEGERS={bits}",) if integers else ()),
@@ -164,8 +158,6 @@ def _vnni(
 
 MACHINES = {"x86_64": "x86-64", "aarch64": "ARM (aarch64)"}
 """Processors as ``platform.machine`` names them, and as messages do."""
-_BF16_PARTS = ("linear", "attention", "attention_backward", "short_conv", "norms", "head", "sizes")
-_SHARED = ("sizes", "arena", "tasks", "short_conv")
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq")
 
 
@@ -177,12 +169,13 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
         title=title,
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
-        sources=(*(f"{each}.cpp" for each in _BF16_PARTS), "f32/update.cpp"),  # weights and moments are f32
+        sources=tuple(f"{each}.cpp" for each in (*_PARTS, "bf16/weights", "bf16/head_backward")),
         headers=(
-            *(f"{each}.h" for each in ("simd", "gemm_pack", "tile", *tile, "gemm", "attention", *_SHARED)),
+            *(f"bf16/{each}.h" for each in ("values", "sizes", "gemm_pack", "tile", *tile, "gemm", "scores")),
             "f32/vec.h",
+            *_HEADERS,
         ),
-        flags=("-march=native", "-std=c++17", *OF_AVX512, *flags),
+        flags=("-march=native", "-DSLM_BF16", *_LANGUAGE, *OF_AVX512, *flags),
     )
 
 

@@ -16,7 +16,7 @@
 #include <immintrin.h>
 #endif
 #ifdef __AMX_BF16__
-#include "amx.h"
+#include "bf16/amx.h"
 #endif
 
 namespace {

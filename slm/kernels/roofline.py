@@ -22,7 +22,7 @@ from slm.machine.memory import available_bytes
 
 SECONDS = 0.2
 """Of each measurement."""
-SOURCES = ("roofline.cpp", "amx.h", "sizes.h")
+SOURCES = ("roofline.cpp", "bf16/amx.h", "bf16/sizes.h", "whole.h")
 TITLES = {
     "amx": "bf16 (AMX)",
     "avx512bf16": "bf16 (AVX512-BF16)",

@@ -62,3 +62,44 @@ INLINE void gemm(const float* A, long lda, long rows, const float* B, long depth
         gemm_loop(share, A, lda, rows, B, depth, panels, use, touch);
     });
 }
+
+// Nothing to prepare: these instructions need no state.
+struct TileUnit {
+    ~TileUnit() {}
+};
+
+// Hands a tile's sums to `out`, or adds them to what is there.
+struct Into {
+    bool add;
+    float* out;
+    long ld;
+
+    INLINE void operator()(int r, vec x, vec y) const {
+        float* o = out + r * ld;
+        if (add) {
+            x += load(o);
+            y += load(o + W);
+        }
+        store_values(o, x, y);
+    }
+};
+
+// One tile of up to MR rows of `depth` values, `lda` values from row to row, times a panel.
+template <class Use> INLINE void product(long rows, long depth, const float* A, long lda, const float* B, Use&& use) {
+    tile(rows, depth, A, lda, 1, B, use);
+}
+INLINE void product_into(bool add, float* out, long ld, long rows, long depth, const float* A, long lda, const float* B) {
+    tile(rows, depth, A, lda, 1, B, Into{add, out, ld});
+}
+
+// Rows of a left operand that lies by columns: the value k of row r is at A[r + k * ld].
+struct Columns {
+    long rows, depth;
+    const float* A;
+    long ld;
+
+    INLINE Columns(long rows, long depth, const float* A, long ld) : rows(rows), depth(depth), A(A), ld(ld) {}
+};
+INLINE void product_into(bool add, float* out, long ld, const Columns& a, const float* B) {
+    tile(a.rows, a.depth, a.A, 1, a.ld, B, Into{add, out, ld});
+}

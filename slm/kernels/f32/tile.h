@@ -5,10 +5,6 @@
 
 constexpr long LINE = 16;              // floats of a cache line
 
-struct Nothing {
-    INLINE void operator()(long) const {}
-};
-
 // What tiles of all number formats do: adds to c the products of R rows with NR columns over `depth` values of k, or units
 // of several, A[r * ra + k * ka] * B[k * NR + column], each by multiply(left sums, right ones, a, left columns, right ones).
 // ahead(part) is called before every PART of them, to ask memory for what comes next.

@@ -9,6 +9,8 @@
 #include <limits>
 #include <utility>
 
+#include "../whole.h"
+
 #ifndef SLM_LANES
 #if defined(__AVX512F__)
 #define SLM_LANES 16
@@ -38,21 +40,12 @@ typedef int32_t ivec __attribute__((vector_size(4 * SLM_LANES)));
 typedef float vec_anywhere __attribute__((vector_size(4 * SLM_LANES), aligned(4), may_alias));
 typedef int32_t ivec_anywhere __attribute__((vector_size(4 * SLM_LANES), aligned(4), may_alias));
 
-#define INLINE inline __attribute__((always_inline))
-// For lambdas that only prefetch: GCC drops calls of a function without effects before it inlines them.
-#define ALWAYS __attribute__((always_inline))
-
 // each(0) to each(N - 1), with indices that are constants before the compiler chooses what to keep in registers: it leaves
 // sums in memory that are indexed in a loop, even one that it unrolls.
 template <class Each, int... I> INLINE void unrolled(std::integer_sequence<int, I...>, Each&& each) {
     (each(std::integral_constant<int, I>{}), ...);
 }
 template <int N, class Each> INLINE void unrolled(Each&& each) { unrolled(std::make_integer_sequence<int, N>{}, each); }
-
-INLINE long ceil_div(long a, long b) { return (a + b - 1) / b; }
-INLINE long round_up(long a, long b) { return ceil_div(a, b) * b; }
-INLINE long min_of(long a, long b) { return a < b ? a : b; }
-INLINE long max_of(long a, long b) { return a > b ? a : b; }
 
 INLINE vec load(const float* p) { return *(const vec_anywhere*)p; }
 INLINE ivec load(const int32_t* p) { return *(const ivec_anywhere*)p; }
@@ -134,44 +127,33 @@ template <int H = 1> INLINE void transpose(vec* rows) {
     if constexpr (2 * H < W) transpose<2 * H>(rows);
 }
 
-// 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included (degree-6 polynomial). NaN gives NaN: of two
-// values that do not compare, x86's maximum is the second.
+// What bodies for all number formats call these vectors (family.h).
+using value = float;  // an activation
+using lanes = vec;
+constexpr long LANES = W;
+INLINE lanes load_value(const value* p) { return load(p); }
+INLINE lanes load_f32(const float* p) { return load(p); }
+INLINE void store_value(value* p, lanes x) { store(p, x); }
+INLINE void store_f32(float* p, lanes x) { store(p, x); }
+// Two vectors, one behind the other.
+INLINE void store_values(value* p, lanes left, lanes right) {
+    store(p, left);
+    store(p + W, right);
+}
+INLINE value value_of(float x) { return x; }
+INLINE lanes load_logits(const value* z) { return load(z); }
+INLINE float logit_at(const value* z) { return *z; }
+INLINE void store_logits(value* z, lanes left, lanes right) { store_values(z, left, right); }
+
+#include "../activation.h"
+
+// 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included. NaN gives NaN: of two values that do not
+// compare, x86's maximum is the second.
 INLINE vec exp2_of(vec x) {
     const vec magic = all(12582912.0f), kept = max_of(all(-126.0f), x);  // adding 1.5 * 2^23 rounds to a whole number
     const vec shifted = kept + magic;
-    const vec n = shifted - magic, r = kept - n;
-    vec p = all(1.5403530e-4f);
-    p = p * r + 1.3333558e-3f;
-    p = p * r + 9.6181291e-3f;
-    p = p * r + 5.5504109e-2f;
-    p = p * r + 2.4022651e-1f;
-    p = p * r + 6.9314718e-1f;
-    p = p * r + 1.0f;
+    const vec n = shifted - magic, p = exp2_near_zero(kept - n);
     // The whole number stands in the last bits of `shifted`: moved to the exponent it is the factor 2^n.
     const ivec bits = (ivec)shifted << 23;
     return choose(x < -126.0f, vec{}, (vec)((ivec)p + bits));
 }
-constexpr float LOG2_E = 1.44269504f;
-
-// For x below -87 the true value is below 1e-38 and this gives about that.
-INLINE vec sigmoid(vec x) { return reciprocal(1.0f + exp2_of(min_of(x * -LOG2_E, all(126.0f)))); }
-
-// The activation f(x) = x sigmoid(z(x)) of a gated feed-forward, and its slope: SiLU with z = x, or GELU's tanh form with
-// z = 2 c (x + 0.044715 x^3), c = sqrt(2 / pi).
-struct Activation {
-    vec value, slope;
-};
-template <bool GELU> INLINE Activation activation(vec x) {
-    if constexpr (GELU) {
-        const vec square = x * x, s = sigmoid(x * (square * 0.0713548163f + 1.5957691216f));
-        return {x * s, s * (x * (1.0f - s) * (square * 0.2140644489f + 1.5957691216f) + 1.0f)};
-    } else {
-        const vec s = sigmoid(x);
-        return {x * s, s * (x * (1.0f - s) + 1.0f)};
-    }
-}
-
-// Ask for a cache line: into the second cache, or the first one. No address is wrong here, outside of any memory either.
-INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
-INLINE void will_read(const void* p) { __builtin_prefetch(p, 0, 3); }
-INLINE void will_write(void* p) { __builtin_prefetch(p, 1, 3); }

@@ -33,15 +33,18 @@ def reloads(assembly: str) -> tuple[int, int]:
 
 
 @pytest.mark.skipif(compiler(gcc_only=True) is None, reason="no g++")
-@pytest.mark.parametrize("source", ["linear.cpp", "attention.cpp", "attention_backward.cpp", "head.cpp"])
+@pytest.mark.parametrize(
+    "source",
+    ["linear.cpp", "attention.cpp", "attention_backward.cpp", "head.cpp", "bf16/weights.cpp", "bf16/head_backward.cpp"],
+)
 def test_operands_of_products_stay_in_registers(source, tmp_path):
     assert source in BF16.sources
-    standard = [flag for flag in BF16.flags if flag.startswith("-std")]
+    own = [flag for flag in BF16.flags if not flag.startswith("-march")]
     command = [
         str(compiler(gcc_only=True)),
         *FLAGS,
         *PROCESSOR,
-        *standard,
+        *own,
         str(FOLDER / source),
         "-o",
         str(tmp_path / "out.s"),
@@ -51,7 +54,7 @@ def test_operands_of_products_stay_in_registers(source, tmp_path):
         pytest.skip("this g++ is not for x86-64, or too old")
     assert done.returncode == 0, done.stderr
     products, late = reloads((tmp_path / "out.s").read_text())
-    assert products > 100
+    assert products >= 32  # two tiles of eight rows and two columns
     assert late <= MOST * products
 
 

@@ -1,8 +1,13 @@
 // The sizes that the kernels and their callers share. Python asks the library for them (sizes.cpp): it allocates the
 // buffers that the kernels fill.
 #pragma once
+#include <cstdint>
 
-#define INLINE inline __attribute__((always_inline))
+#include "../whole.h"
+
+using value = uint16_t;   // an activation: bf16
+using packed = uint32_t;  // a pair of them
+constexpr long PAIR = 2;
 
 #ifdef SLM_AMX
 constexpr long MR = 32;  // rows of a block: two tiles
@@ -13,12 +18,8 @@ constexpr long NR = 32;  // columns of a tile, and the width of a packed panel; 
 
 constexpr long LOSS_ROWS = 192;          // positions whose logits are in the cache at once
 constexpr long GRADIENT_ROWS = 1024;     // positions that a weight gradient's product packs at once
-constexpr long NORM_PARTS = 64;          // partial sums of a norm's gradient: a fixed number, so that their order is too
-constexpr long MAX_HEAD_DIM = 512;       // values of one head at one position, kept on the stack
 
-INLINE constexpr long ceil_div(long a, long b) { return (a + b - 1) / b; }
-INLINE constexpr long min_of(long a, long b) { return a < b ? a : b; }
-INLINE constexpr long max_of(long a, long b) { return a > b ? a : b; }
+constexpr long SCORES_APART = NR;        // scores between two rows of them
 
 // Positions of a sequence, up to a whole panel.
 INLINE constexpr long padded_length(long T) { return ceil_div(T, NR) * NR; }
@@ -29,3 +30,6 @@ INLINE constexpr long gradient_block(long m) { return min_of(padded_length(m), G
 // Pairs from one packed column to the next: those of a block, and some more, since panels 2^n bytes apart would share few
 // sets of the caches.
 INLINE constexpr long gradient_apart(long m) { return gradient_block(m) / 2 + 16; }
+
+// Pairs of scratch for slm_weight_gradient of [n, k] from m positions.
+INLINE constexpr long gradient_scratch(long m, long n, long k) { return gradient_apart(m) * (n + k); }

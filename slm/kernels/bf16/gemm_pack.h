@@ -3,12 +3,7 @@
 // A matrix product reduces over pairs: the instructions multiply two bf16 of one operand with two of the other and add
 // both products to an f32 sum. A "pair" is therefore two bf16 that follow each other along the reduced dimension.
 #pragma once
-#include "simd.h"
-
-// What a product may ask memory for while it runs, where there is nothing to ask for.
-struct Nothing {
-    INLINE void operator()(long) const {}
-};
+#include "values.h"
 
 constexpr long AHEAD = 32;  // rows that packing asks for in advance: they are a page or more apart
 

@@ -1,51 +1,9 @@
-// Linear layers in f32: packing of weights, activations times weights with what follows fused in, weight gradients.
+// Linear layers in f32: packing of weights, and their gradients.
 #include "gemm.h"
 
 namespace {
 
 constexpr long PACKED_ROWS = 16;  // of a weight, packed together for the backward pass
-
-template <bool GELU>
-void gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
-    gemm(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
-        const long at = row * f + panel * W;
-        if (gate) {
-            store(gate + at, g);
-            store(up + at, u);
-        }
-        store(act + at, activation<GELU>(g).value * u);
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * W;
-        if (gate) {
-            will_write(gate + at);
-            will_write(up + at);
-        }
-        will_write(act + at);
-    });
-}
-
-template <bool GELU>
-void gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
-                      float* d_gate_up, float* act) {
-    gemm(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const long column = panel * NR + half * W, at = row * f + column;
-            const vec dact = half ? b : a, g = load(gate + at), u = load(up + at);
-            const Activation of_g = activation<GELU>(g);
-            store(act + at, of_g.value * u);
-            store(d_gate_up + row * 2 * f + column, dact * (u * of_g.slope));
-            store(d_gate_up + row * 2 * f + f + column, dact * of_g.value);
-        }
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * NR;
-        will_read(gate + at);
-        will_read(up + at);
-        will_write(act + at);
-        will_write(d_gate_up + row * f + at);
-        will_write(d_gate_up + row * f + at + f);
-    });
-}
 
 }  // namespace
 
@@ -79,49 +37,6 @@ void slm_pack_backward(const float* weight, long n, long k, float* out, long fir
     for (long i = 0; i < n; i += PACKED_ROWS)
         for (long p = 0; p < panels; p++)
             pack_rows(weight + i * k + p * NR, k, min_of(PACKED_ROWS, n - i), out + (p * total_rows + first_row + i) * NR);
-}
-
-// out [m, n] = x [m, k] B, plus residual [m, n] where given.
-void slm_linear(const float* x, long m, long k, const float* B, long n, const float* residual, float* out) {
-    gemm(x, k, m, B, k, n / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
-        const long at = row * n + panel * NR;
-        if (residual) {
-            a += load(residual + at);
-            b += load(residual + at + W);
-        }
-        store(out + at, a);
-        store(out + at + W, b);
-    }, [&](long row, long panel) ALWAYS {
-        will_write(out + row * n + panel * NR);
-        if (residual) will_read(residual + row * n + panel * NR);
-    });
-}
-
-// A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold W gate and W up columns.
-// gate may be null. gelu: f is GELU's tanh form, else SiLU.
-void slm_gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act, int gelu) {
-    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act);
-}
-
-// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
-void slm_gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
-                          float* d_gate_up, float* act, int gelu) {
-    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act);
-}
-
-// grad [n] (+)= the sums of the columns of dy [m, n], whose rows are ldy values apart; threads share the columns. n is a
-// multiple of NR.
-void slm_bias_gradient(const float* dy, long ldy, long m, long n, float* grad, int add) {
-#pragma omp parallel for schedule(static)
-    for (long i = 0; i < n; i += NR) {
-        vec a = {}, b = {};
-        for (long row = 0; row < m; row++) {
-            a += load(dy + row * ldy + i);
-            b += load(dy + row * ldy + i + W);
-        }
-        store(grad + i, add ? load(grad + i) + a : a);
-        store(grad + i + W, add ? load(grad + i + W) + b : b);
-    }
 }
 
 // grad [n, k] (+)= dy [m, n]^T x [m, k]; dy has ldy values per row, x ldx. k is a multiple of NR. scratch:
