@@ -47,7 +47,16 @@ def compiled(tmp_path_factory):
             file.write_text(source if isinstance(source, str) else source.read_text())
             files.append(str(file))
         out = place / "library.so"
-        command = [str(compiler(gcc_only=True)), "-O1", "-shared", "-fPIC", "-std=c++17", "-DSLM_BF16", f"-I{place}", *files]
+        command = [
+            str(compiler(gcc_only=True)),
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-std=c++17",
+            "-DSLM_BF16",
+            f"-I{place}",
+            *files,
+        ]
         subprocess.run([*command, "-o", str(out)], check=True)
         return ctypes.CDLL(str(out))
 
