@@ -68,14 +68,10 @@ class Backend(ABC):
         scored; valid until the next call. ``words_V`` and ``offsets_V`` are those of ``HeadPass``."""
 
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
-        """Called after every update."""
+        """Called after every update. Frozen weights are as before."""
 
     def on_progress(self, tell: Callable[[float], None]) -> None:  # noqa: B027 - autograd does not know
         """``tell`` is called with the share of a call of ``gradients`` that is done, where that is known."""
-
-    def merged_weights_changed(self) -> None:
-        """The same where frozen weights are as before."""
-        self.weights_changed()
 
     def _starts(self, ids_BT: Tensor, starts_BT: Tensor | None) -> Tensor | None:
         """Where each position's document begins, int32 [B, T]; None where documents may attend to each other.
@@ -181,9 +177,6 @@ class KernelBackend(Backend):
 
     def on_progress(self, tell: Callable[[float], None]) -> None:
         self.fused.on_progress(tell)
-
-    def merged_weights_changed(self) -> None:
-        self.fused.forget_weights(frozen=False)
 
 
 def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Environment, *, masked: bool) -> int:

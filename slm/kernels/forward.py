@@ -91,7 +91,12 @@ class Forward:
         packed = work.gate_up[index]
         if self.observe:
             self.observe(packed.weights, h_ND)
-        work.kernels.slm_gate_up(h_ND, N, D, packed.layout("forward"), F, *gate_up, act_NF, self._gelu)
+        if (low := packed.low_rank) is not None:
+            if gate_up[0] is None:
+                gate_up = (work.buffer("gate", N, F), work.buffer("up", N, F))
+            low.add_forward(work.kernels, h_ND, work.room("low_x", N, low.rank), gate_up, None)
+        weights = packed.layout("forward")
+        work.kernels.slm_gate_up(h_ND, N, D, weights, F, *gate_up, act_NF, self._gelu, int(low is not None))
         return act_NF
 
     def normed_mlp(self, index: int, act_NF: Tensor, s: Activations) -> Tensor:
@@ -120,6 +125,9 @@ class Forward:
     def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
         if self.observe:
             self.observe(packed.weights, x)
+        if (low := packed.low_rank) is not None:
+            low.add_forward(self._work.kernels, x, self._work.room("low_x", len(x), low.rank), [out], residual)
+            residual = out
         weights = packed.layout("forward")
         self._work.kernels.slm_linear(x, x.shape[0], packed.width, weights, packed.rows, residual, out)
 

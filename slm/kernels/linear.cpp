@@ -23,9 +23,13 @@ INLINE void will_read_rows(const bf16* from, long ld, long rows) {
 }
 
 template <bool GELU>
-void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act) {
+void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act, int add) {
     gemm(x, k, m, B, k / 2, f / 16, [&](long row, long panel, __m512 g, __m512 u) {
         const long at = row * f + panel * 16;
+        if (add) {
+            g = _mm512_add_ps(g, load_bf16(gate + at));
+            u = _mm512_add_ps(u, load_bf16(up + at));
+        }
         if (gate) {
             store_bf16(gate + at, g);
             store_bf16(up + at, u);
@@ -43,12 +47,14 @@ void gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate,
 
 template <bool GELU>
 void gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, long f, const bf16* gate, const bf16* up,
-                      bf16* d_gate_up, bf16* act) {
+                      bf16* d_gate_up, bf16* act, int add) {
     gemm(dout, d, m, B, d / 2, f / NR, [&](long row, long panel, __m512 a, __m512 b) {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const long column = panel * NR + half * 16, at = row * f + column;
-            const __m512 dact = half ? b : a, g = load_bf16(gate + at), u = load_bf16(up + at);
+            __m512 dact = half ? b : a;
+            if (add) dact = _mm512_add_ps(dact, load_bf16(act + at));
+            const __m512 g = load_bf16(gate + at), u = load_bf16(up + at);
             const Activation of_g = activation512<GELU>(g);
             store_bf16(act + at, _mm512_mul_ps(of_g.value, u));
             store_bf16(d_gate_up + row * 2 * f + column, _mm512_mul_ps(dact, _mm512_mul_ps(u, of_g.slope)));
@@ -109,15 +115,16 @@ void slm_linear(const bf16* x, long m, long k, const pair_t* B, long n, const bf
 }
 
 // A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold 16 gate and 16 up columns.
-// gate may be null. gelu: f is GELU's tanh form, else SiLU.
-void slm_gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act, int gelu) {
-    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act);
+// gate may be null. gelu: f is GELU's tanh form, else SiLU. add: gate and up hold what is added to the products.
+void slm_gate_up(const bf16* x, long m, long k, const pair_t* B, long f, bf16* gate, bf16* up, bf16* act, int gelu, int add) {
+    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act, add);
 }
 
-// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
+// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d]. add: act holds
+// what is added to its own gradient.
 void slm_gate_up_backward(const bf16* dout, long m, long d, const pair_t* B, long f, const bf16* gate, const bf16* up,
-                          bf16* d_gate_up, bf16* act, int gelu) {
-    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act);
+                          bf16* d_gate_up, bf16* act, int gelu, int add) {
+    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act, add);
 }
 
 // grad [n] (+)= the sums of the columns of dy [m, n], whose rows are ldy values apart; threads share the columns. n is a

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from slm.data.storage import fsync
 from slm.model import lora
 from slm.model.config import ModelConfig
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
-from slm.model.snapshot import Snapshot
+from slm.model.snapshot import Computed, Snapshot
 from slm.model.stored_weights import WEIGHTS as WEIGHTS
 from slm.model.stored_weights import has_own_head, note_own_head, with_table
 from slm.model.stored_weights import load_weights as load_weights
@@ -121,7 +121,7 @@ def also_stop_at(directory: Path, token: int) -> None:
 
 
 def take_snapshot(
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Tensor | Computed],
     tensors: dict[str, Tensor],
     adapter: dict[str, Tensor] | None = None,
     quantized: QuantizedWeights | None = None,

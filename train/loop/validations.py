@@ -121,7 +121,7 @@ class Validations:
         if not run.questions or run.interrupt:
             return
         chosen = Run(root=run.root).checkpoint()
-        checkpoint.load_into(run.model, checkpoint.load_weights(chosen), str(chosen))
+        run.trained.load(chosen)
         out, texts = run.questions.after(lambda: bool(run.interrupt))
         if run.interrupt:
             return

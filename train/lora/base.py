@@ -11,10 +11,9 @@ from pathlib import Path
 from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
-from slm.train.backend import Backend
 from slm.train.config import LoraConfig, RunConfig
 from slm.train.distributed.ranks import Ranks
-from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+from slm.train.lora.adapter import AdapterParameters
 from slm.train.optim.trained import Trained
 from slm.train.run.kept_model import keep_model, remove_model
 
@@ -52,11 +51,6 @@ def make_trained(model: LanguageModel, config: RunConfig, root: Path, ranks: Ran
     adapter = AdapterParameters(model, config.lora, str(where.resolve()) if where.exists() else directory)
     ranks.broadcast(list(adapter.parameters()))
     return adapter
-
-
-def with_adapter(backend: Backend, trained: Trained) -> Backend:
-    """``backend`` for what is trained."""
-    return AdapterBackend(backend, trained) if isinstance(trained, AdapterParameters) else backend
 
 
 def adapter_line(trained: Trained, config: LoraConfig) -> str | None:

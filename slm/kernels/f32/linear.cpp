@@ -6,9 +6,13 @@ namespace {
 constexpr long PACKED_ROWS = 16;  // of a weight, packed together for the backward pass
 
 template <bool GELU>
-void gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act) {
+void gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act, int add) {
     gemm(x, k, m, B, k, f / W, [&](long row, long panel, vec g, vec u) ALWAYS {
         const long at = row * f + panel * W;
+        if (add) {
+            g += load(gate + at);
+            u += load(up + at);
+        }
         if (gate) {
             store(gate + at, g);
             store(up + at, u);
@@ -26,12 +30,14 @@ void gate_up(const float* x, long m, long k, const float* B, long f, float* gate
 
 template <bool GELU>
 void gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
-                      float* d_gate_up, float* act) {
+                      float* d_gate_up, float* act, int add) {
     gemm(dout, d, m, B, d, f / NR, [&](long row, long panel, vec a, vec b) ALWAYS {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const long column = panel * NR + half * W, at = row * f + column;
-            const vec dact = half ? b : a, g = load(gate + at), u = load(up + at);
+            vec dact = half ? b : a;
+            if (add) dact += load(act + at);
+            const vec g = load(gate + at), u = load(up + at);
             const Activation of_g = activation<GELU>(g);
             store(act + at, of_g.value * u);
             store(d_gate_up + row * 2 * f + column, dact * (u * of_g.slope));
@@ -98,15 +104,16 @@ void slm_linear(const float* x, long m, long k, const float* B, long n, const fl
 }
 
 // A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold W gate and W up columns.
-// gate may be null. gelu: f is GELU's tanh form, else SiLU.
-void slm_gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act, int gelu) {
-    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act);
+// gate may be null. gelu: f is GELU's tanh form, else SiLU. add: gate and up hold what is added to the products.
+void slm_gate_up(const float* x, long m, long k, const float* B, long f, float* gate, float* up, float* act, int gelu, int add) {
+    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act, add);
 }
 
-// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d].
+// Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d]. add: act holds
+// what is added to its own gradient.
 void slm_gate_up_backward(const float* dout, long m, long d, const float* B, long f, const float* gate, const float* up,
-                          float* d_gate_up, float* act, int gelu) {
-    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act);
+                          float* d_gate_up, float* act, int gelu, int add) {
+    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act, add);
 }
 
 // grad [n] (+)= the sums of the columns of dy [m, n], whose rows are ldy values apart; threads share the columns. n is a
