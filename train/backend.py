@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slm.data.stream.packing import document_starts
 from slm.kernels.fused import Fused, unsupported, unsupported_shape, usable
+from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, head_gradients, softmax_gradient
@@ -197,6 +198,11 @@ def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Enviro
     return (2 if environment.precision == "bf16" else 4) * config.micro_batch * layers * per_layer
 
 
+def packed_bytes(shape: ModelConfig, environment: Environment) -> int:
+    """What the kernels' packed weights take where they are kept, for both passes."""
+    return 2 * (2 if environment.precision == "bf16" else 4) * shape.n_params
+
+
 def count_scored(targets_BT: Tensor) -> int:
     """How many targets the loss counts."""
     return int((targets_BT != IGNORED).sum())
@@ -220,9 +226,12 @@ def make_backend(
     ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may.
     """
     if (kernels := usable(model, environment.kernels)) is not None:
-        # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time.
-        keep = config.recompute == "none"
-        one_pass = config.grad_accum == 1
+        # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time. Those of
+        # an adapter's base never change, and are kept where that leaves most of the memory to others.
+        frozen = not any(each.requires_grad for each in model.parameters())
+        room = not frozen or packed_bytes(model.config, environment) < available_bytes() / 4
+        keep = config.recompute == "none" and room
+        one_pass = config.grad_accum == 1 and not frozen
         fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)
         return KernelBackend(fused, eot_id)
     model.gradient_checkpointing = config.recompute != "none"

@@ -23,7 +23,7 @@ def check_memory(
     shape: ModelConfig,
     config: TrainConfig,
     *,
-    adapter: bool = False,
+    rank: int = 0,
     frozen: bool = False,
     attention: int = 0,
     value_bytes: int = 2,
@@ -31,18 +31,19 @@ def check_memory(
 ) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
-    The state is f32 weights, gradients and two moments; with ``train.qat`` the quantized weights, their blocks and what
+    The state is f32 weights, gradients and two moments, or with an adapter of this ``rank`` the weights and those of the
+    adapter; with ``train.qat`` the quantized weights, their blocks and what
     rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top (``ModelConfig.activation_bytes``). Where the kernels
     keep ``packed`` weights, there are two more copies of these.
 
     ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
     """
-    state, free = 8 * shape.n_params if adapter else shape.training_state_bytes, available_bytes()
+    state, free = adapted_bytes(shape, rank) if rank else shape.training_state_bytes, available_bytes()
     state += QAT_BYTES * shape.n_params + _compensation_bytes(shape, config) if config.qat else 0
     state += 4 * shape.n_params if frozen else 0
     if state > free:
-        parts = "two copies of the weights" if adapter else "weights, gradients and moments"
+        parts = "the weights and an adapter" if rank else "weights, gradients and moments"
         raise UserError(
             f"{shape.n_params:,} parameters need {state / GIB:.1f} GiB for {parts}, but "
             f"{free / GIB:.1f} GiB of memory are available: take a smaller model, or free some memory"
@@ -63,6 +64,13 @@ def check_memory(
             f"if it does not fit: {advice(config)}"
         )
     return None
+
+
+def adapted_bytes(shape: ModelConfig, rank: int) -> int:
+    """The f32 weights, and an adapter of all layers: f32 values, gradients and two moments."""
+    c, attended = shape, shape.n_heads * shape.head_dim
+    sides = 2 * (c.d_model + attended) + 2 * (c.d_model + c.n_kv_heads * c.head_dim) + 3 * (c.d_model + c.ffn_dim)
+    return 4 * c.n_params + 16 * rank * c.n_layers * sides
 
 
 def _compensation_bytes(shape: ModelConfig, config: TrainConfig) -> int:

@@ -51,11 +51,14 @@ def new_model(
     warning = check_memory(
         shape,
         train,
-        adapter=config.lora.rank > 0,
+        rank=config.lora.rank,
         frozen=frozen,
         attention=attention,
         value_bytes=2 if environment.precision == "bf16" else 4,
-        packed=kernels is not None and unsupported_shape(shape, kernels) is None and train.recompute == "none",
+        packed=kernels is not None
+        and unsupported_shape(shape, kernels) is None
+        and train.recompute == "none"
+        and not config.lora.rank,  # kept only where there is room
     )
     torch.manual_seed(train.seed)
     if directory and ranks.main:
