@@ -46,8 +46,8 @@ ORDER = {
         "__main__",
     ),
     "slm.kernels": (
-        *("native", "packed", "gradients", "workspace", "operations", "forward", "head", "backward", "fused"),
-        *("self_check", "choice"),
+        *("native", "gradients", "low_rank", "packed", "workspace", "operations", "forward", "head", "backward"),
+        *("fused", "self_check", "choice"),
     ),
     "train": (
         *("phases", "config", "resolve", "model_shape", "run_lock", "guards", "interrupt", "predict", "optim"),

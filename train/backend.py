@@ -20,6 +20,7 @@ from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, head_gradients, softmax_gradient
 from slm.model.layers.attention import BLOCK
+from slm.model.layers.held import held_of
 from slm.model.transformer import LanguageModel
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
@@ -229,7 +230,7 @@ def make_backend(
         # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time. Those of
         # an adapter's base never change, and are kept where that leaves most of the memory to others.
         frozen = not any(each.requires_grad for each in model.parameters())
-        room = not frozen or packed_bytes(model.config, environment) < available_bytes() / 4
+        room = not frozen or held_of(model.head) is None and packed_bytes(model.config, environment) < available_bytes() / 4
         keep = config.recompute == "none" and room
         one_pass = config.grad_accum == 1 and not frozen
         fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)

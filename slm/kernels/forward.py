@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from slm.kernels.operations import norm
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
+from slm.model.layers.held import held_of, rows_of
 from slm.model.layers.layer import Attention
 from slm.model.layers.lfm2 import ShortConv
 
@@ -106,7 +107,9 @@ class Forward:
 
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
-        if ids_N.ndim == 2:  # bags of tokens [N, S]
+        if held_of(table_VD) is not None:
+            out_ND.copy_(rows_of(table_VD, ids_N).mul_(config.embedding_scale if config.traits.scaled_embedding else 1))
+        elif ids_N.ndim == 2:  # bags of tokens [N, S]
             out_ND.copy_(nn.functional.embedding_bag(ids_N, table_VD, mode="mean").mul_(config.embedding_scale))
         elif config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
             out_ND.copy_(nn.functional.embedding(ids_N, table_VD).mul_(config.embedding_scale))

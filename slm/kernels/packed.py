@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slm.kernels.low_rank import LowRankStack, low_rank_of
 from slm.kernels.native import Kernels
+from slm.model.layers.held import parts
 
 Direction = Literal["forward", "backward"]
 
@@ -68,12 +69,13 @@ class PackedWeights:
             self._ready.add(direction)
         row = 0
         for place, weight in enumerate(self.weights):
-            n, k = weight.shape
-            if direction == "backward":
-                self.kernels.slm_pack_backward(weight, n, k, out, row, self.rows)
-            elif self._side_by_side:
-                self.kernels.slm_pack_forward(weight, n, k, out, place + 1)
-            else:
-                self.kernels.slm_pack_forward(weight, n, k, out[row * k // per_unit :], 0)
-            row += n
+            for start, part in parts(weight):
+                n, k = part.shape
+                if direction == "backward":
+                    self.kernels.slm_pack_backward(part, n, k, out, row + start, self.rows)
+                elif self._side_by_side:
+                    self.kernels.slm_pack_forward(part, n, k, out[2 * start * k // per_unit :], place + 1)
+                else:
+                    self.kernels.slm_pack_forward(part, n, k, out[(row + start) * k // per_unit :], 0)
+            row += len(weight)
         return out

@@ -70,7 +70,7 @@ class Workspace:
         self.o = [pack(*out) for _, out, *_ in groups]
         self.gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self.layers)]
         self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
-        self.head = PackedWeights(kernels.head, [model.head_weight_VD], keep=keep_packed)
+        self.head = PackedWeights(kernels.head, [model.head], keep=keep_packed)
 
     def keep_packed(self, keep: bool) -> None:
         """From now on packed weights are kept, or made at each use."""

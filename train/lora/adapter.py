@@ -22,6 +22,7 @@ from slm.data.errors import UserError
 from slm.kernels.low_rank import LowRank, set_low_rank
 from slm.model import checkpoint, lora
 from slm.model.fingerprint import fingerprint
+from slm.model.layers.held import Values, computed
 from slm.model.snapshot import Computed, Rows
 from slm.model.transformer import LanguageModel
 from slm.train.config import LoraConfig
@@ -42,7 +43,7 @@ class AdapterParameters(Trained):
         super().__init__(model)
         self.config, self.base = config, base
         self.targets = config.targets_in(model.config.arch)
-        self.base_fingerprint = fingerprint(model.state_dict())
+        self.base_fingerprint = fingerprint(Values(model))
         weights = dict(model.named_parameters())
         names = lora.target_weights(weights, self.targets)
         model.requires_grad_(False)
@@ -60,15 +61,12 @@ class AdapterParameters(Trained):
     def merged(self) -> dict[str, Computed]:
         """W + scale * B A where there is an adapter, as A and B are now; the other weights as they are, since they
         never change."""
-        weights = {name: Computed(tuple(each.shape), each.numpy().__getitem__) for name, each in self._frozen().items()}
+        weights = computed(self.model)
         for name, (a, b) in self.pairs.items():
             a_RI, b_OR = (each.detach().numpy().copy() for each in (a, b))
             rows = partial(_merged, weights[name].rows, a_RI, b_OR * np.float32(self.config.scale))
             weights[name] = Computed(weights[name].shape, rows)
         return weights
-
-    def _frozen(self) -> dict[str, Tensor]:
-        return {name: each.detach() for name, each in self.model.state_dict().items()}
 
     def load(self, directory: Path) -> None:
         """Take A and B of a checkpoint. UserError where they belong to another base, or the merged weights are not the

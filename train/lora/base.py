@@ -1,7 +1,8 @@
 """The model that an adapter belongs to, and what a run trains of a model.
 
 An adapter fits one base. Where the conversations' chat template adds special tokens to the tokenizer, no other
-directory holds such a base: the run keeps it in its folder ``base``, as a Hugging Face model directory.
+directory holds such a base, and none where the base is held in blocks: the run keeps it in its folder ``base``, as a
+Hugging Face model directory.
 
 Tested in tests/train/lora/test_lora_run.py.
 """
@@ -24,7 +25,12 @@ BASE = "base"
 def base_directory(config: RunConfig, root: Path) -> str | None:
     """The model directory that a run begins from; None for a new model."""
     kept = root / BASE
-    return str(kept) if config.lora.rank and kept.is_dir() else config.init_from
+    return str(kept) if config.lora.rank and kept_base(root) else config.init_from
+
+
+def kept_base(root: Path) -> bool:
+    """Whether the run keeps the base of its adapter."""
+    return (root / BASE).is_dir()
 
 
 def new_ids(directory: str, tokenizer: Tokenizer) -> range:
