@@ -230,8 +230,8 @@ def make_backend(
         # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time. Those of
         # an adapter's base never change, and are kept where that leaves most of the memory to others.
         frozen = not any(each.requires_grad for each in model.parameters())
-        room = not frozen or held_of(model.head) is None and packed_bytes(model.config, environment) < available_bytes() / 4
-        keep = config.recompute == "none" and room
+        small = held_of(model.head) is None and packed_bytes(model.config, environment) < available_bytes() / 4
+        keep = config.recompute == "none" and (small or not frozen)
         one_pass = config.grad_accum == 1 and not frozen
         fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)
         return KernelBackend(fused, eot_id)

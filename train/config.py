@@ -348,10 +348,6 @@ class LoraConfig:
             raise UserError(f"lora.rank={self.rank} must be at least 1, for example 16, or 0 for no adapter")
         if self.base_bits not in (None, 4, 8, 32):
             raise UserError(f"lora.base_bits={self.base_bits} must be 4, 8 or 32, or null for what fits")
-        if self.base_bits is not None and not self.rank:
-            raise UserError(
-                f"lora.base_bits={self.base_bits} is for the base of an adapter: give its rank (tune.lora=16)"
-            )
         if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise UserError(f"lora.alpha={self.alpha} must be above 0, for example {2 * max(1, self.rank)}")
         known = {name for traits in TRAITS.values() for name in traits.linear_layers}

@@ -65,9 +65,10 @@ class Backward:
         if self._post_norms:
             d_branch_ND = work.buffer("d_branch", N, D)
             norm_backward(work, layer.post_feedforward_layernorm, dx_ND, s.branch_2, s.inverse_rms_4, None, d_branch_ND)
-        down, adds = work.down[index], self._low_rank_gradient(d_branch_ND, work.down[index], act_NF)
+        down, into = work.down[index], (*gate_up, d_gate_up, act_NF)
+        adds = int(self._low_rank_gradient(d_branch_ND, down, act_NF))
         weights = down.layout("backward")
-        work.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *gate_up, d_gate_up, act_NF, self._gelu, int(adds))
+        work.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *into, self._gelu, adds)
         add_weight_gradient(work, "down", d_branch_ND, act_NF, layer.mlp.down_proj.weight)
         self._add_low_rank(d_branch_ND, down, act_NF)
         self._input_gradient(d_gate_up, work.gate_up[index], dh_ND)

@@ -93,9 +93,10 @@ class Forward:
         if self.observe:
             self.observe(packed.weights, h_ND)
         if (low := packed.low_rank) is not None:
-            if gate_up[0] is None:
-                gate_up = (work.buffer("gate", N, F), work.buffer("up", N, F))
-            low.add_forward(work.kernels, h_ND, work.room("low_x", N, low.rank), gate_up, None)
+            gate_NF, up_NF = gate_up
+            if gate_NF is None or up_NF is None:
+                gate_up = gate_NF, up_NF = work.buffer("gate", N, F), work.buffer("up", N, F)
+            low.add_forward(work.kernels, h_ND, work.room("low_x", N, low.rank), [gate_NF, up_NF])
         weights = packed.layout("forward")
         work.kernels.slm_gate_up(h_ND, N, D, weights, F, *gate_up, act_NF, self._gelu, int(low is not None))
         return act_NF

@@ -134,7 +134,8 @@ class Head:
     def _some(self, words_V: Tensor) -> PackedWeights:
         """The head's rows of these ids, as weights of their own."""
         weight = self._packed.weights[0]
-        return PackedWeights(self._kernels, [whole(weight).detach()[words_V].requires_grad_(weight.requires_grad)], keep=True)
+        some = whole(weight).detach()[words_V].requires_grad_(weight.requires_grad)
+        return PackedWeights(self._kernels, [some], keep=True)
 
     def _cross_entropy(
         self,

@@ -42,7 +42,8 @@ def low_rank_of(weight: Tensor) -> LowRank | None:
 class LowRankStack:
     """The adapters of layers that are stacked along their outputs, packed as the kernels read them.
 
-    All A lie below one another. B's are the blocks of a diagonal, times their scale: a layer's outputs read its own A's.
+    All A lie below one another. B's are the blocks of a diagonal, times their scale: a layer's outputs read what its
+    own A makes.
     """
 
     def __init__(self, weights: Sequence[Tensor], kernels: Kernels) -> None:
@@ -62,7 +63,9 @@ class LowRankStack:
         """A and B have changed."""
         self._packed = ()
 
-    def add_forward(self, kernels: Kernels, x: Tensor, u: Tensor, out: Sequence[Tensor], residual: Tensor | None) -> None:
+    def add_forward(
+        self, kernels: Kernels, x: Tensor, u: Tensor, out: Sequence[Tensor], residual: Tensor | None = None
+    ) -> None:
         """Write scale (x A^T) B^T, plus ``residual``, to ``out``: the outputs of all layers in one tensor, or each
         layer's in its own, all as wide. ``u`` [N, R] gets x A^T."""
         _, b, *_ = self._layouts(kernels)

@@ -35,8 +35,8 @@ class PackedWeights:
         """The adapters of the layers, where they have some."""
 
     def forget(self) -> None:
-        """The weights have changed, if they are not frozen, and adapters have: what was made of them is out of date (its
-        memory is used again)."""
+        """The weights have changed, if they are not frozen, and adapters have: what was made of them is out of date
+        (its memory is used again)."""
         if any(weight.requires_grad for weight in self.weights):
             self._ready.clear()
         if self.low_rank is not None:

@@ -6,7 +6,6 @@ Tested in tests/train/test_main.py, tests/train/test_reliability.py.
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from slm.model import checkpoint
 from slm.runs import Run, checkpoint_step
 from slm.train.components.component import Component
 from slm.train.parts import Parts

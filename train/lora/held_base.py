@@ -43,6 +43,8 @@ class BaseBits:
 def choose(config: RunConfig, shape: ModelConfig, environment: Environment, *, processes: int) -> BaseBits:
     """How the run's base is held. UserError where it cannot be held as ``lora.base_bits`` asks."""
     asked, rank = config.lora.base_bits, config.lora.rank
+    if asked in KINDS and not rank:
+        raise UserError(f"lora.base_bits={asked} is for the base of an adapter: give its rank (tune.lora=16)")
     if not rank or asked == 32:
         return BaseBits(32)
     reason = _hindrance(config, shape, environment, processes)

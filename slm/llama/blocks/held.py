@@ -10,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from slm.llama.blocks.codec import PIECE, dequantize_into, quantize_chunk, row_bytes
+from slm.llama.blocks.codec import dequantize_into, quantize_chunk, row_bytes
 from slm.llama.gguf_check import GGML_TYPES
 from slm.machine.hardware import compute_threads
+
+PIECE = 1 << 17
+"""Values that a thread takes at a time."""
 
 
 class HeldBlocks:
@@ -34,13 +37,15 @@ class HeldBlocks:
     def nbytes(self) -> int:
         return self._blocks.nbytes
 
-    def rows(self, some: slice | np.ndarray) -> np.ndarray:
-        """The values of these rows, float32 [rows, D]."""
+    def rows(self, some: slice | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The values of these rows, float32 [rows, D], in ``out`` where it is given."""
         blocks = self._blocks[some]
-        out = np.empty((len(blocks), self._width), np.float32)
+        if out is None:
+            out = np.empty((len(blocks), self._width), np.float32)
+        values = out
 
         def unpack(piece: slice) -> None:
-            dequantize_into(self.kind, blocks[piece], out[piece])
+            dequantize_into(self.kind, blocks[piece], values[piece])
 
         list(_pool().map(unpack, self._pieces(len(blocks))))
         return out

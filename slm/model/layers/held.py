@@ -23,14 +23,17 @@ ROWS = 512
 """That are made at a time: with their values they fit the caches. A multiple of every kernel's width."""
 
 
+_scratch = np.empty(0, np.float32)
+
+
 class Held(Protocol):
     """A matrix [O, I] in some form that takes less memory than f32."""
 
     shape: tuple[int, int]
     nbytes: int
 
-    def rows(self, some: slice | np.ndarray) -> np.ndarray:
-        """f32 [rows, I]: those of a slice, or of these ids."""
+    def rows(self, some: slice | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """f32 [rows, I]: those of a slice, or of these ids; in ``out`` where it is given."""
 
 
 def hold(module: nn.Linear | nn.Embedding, held: Held) -> None:
@@ -51,12 +54,19 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def parts(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of the weight's values: all at once where they are there, else some at a time."""
+    """(first row, rows) of the weight's values: all at once where they are there, else some at a time, each written over
+    the ones before."""
+    global _scratch
     if (held := held_of(weight)) is None:
         yield 0, weight
         return
-    for start in range(0, len(weight), ROWS):
-        yield start, torch.from_numpy(held.rows(slice(start, min(len(weight), start + ROWS))))
+    n_rows, width = held.shape
+    if len(_scratch) < ROWS * width:
+        _scratch = np.empty(ROWS * width, np.float32)
+    for start in range(0, n_rows, ROWS):
+        count = min(ROWS, n_rows - start)
+        out = _scratch[: count * width].reshape(count, width)
+        yield start, torch.from_numpy(held.rows(slice(start, start + count), out))
 
 
 def rows_of(table: Tensor, ids_N: Tensor) -> Tensor:
