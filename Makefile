@@ -25,6 +25,8 @@ RUN ?= runs/latest
 MODEL ?= $(RUN)
 # Text to train on, conversations to tune on: a file, a folder, several with commas, or the name of one of configs/data.
 DATA ?=
+# Of prepare: the folder that gets the corpus.
+OUT ?= corpus
 QUANT ?= q4_k_m
 # The repository that publish uploads to: org/name.
 TO ?=
@@ -60,7 +62,7 @@ ifneq ($(NPROC) $(NNODES),1 1)
 PROCESSES = nproc=$(NPROC) nnodes=$(NNODES) $(if $(MAIN),$(call quote,main=$(MAIN)))
 endif
 
-.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export checkpoint verify publish eval exam serve chat studio data-stats bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
+.PHONY: help setup ready dev docs wheels demo demo-chat train tune qat sweep plan watch report export checkpoint verify publish eval exam serve chat studio data-stats prepare bench-train bench-recipe bench-serve bench-quant doctor test lint types format clean
 
 help: ## show this list
 	@echo "slm: from raw text to a served language model on a CPU"; echo
@@ -152,6 +154,9 @@ plan: ready ## show what a preset costs (CONFIG=125m), or what a time gives (BUD
 
 data-stats: ready ## count documents, tokens and duplicates of a text: DATA=notes/
 	@$(SLM) data-stats $(call quote,preset=$(CONFIG)) $(TEXT) $(ARGS)
+
+prepare: ready ## read, filter and tokenize a large text once: DATA=books/ OUT=corpus; then make train DATA=corpus/
+	@$(SLM) prepare $(call quote,preset=$(CONFIG)) $(TEXT) $(call quote,out=$(OUT)) $(ARGS)
 
 bench-train: ready dev ## measure training speed against Hugging Face's Trainer and the GEMM peak: CONFIG=125m
 	@$(SLM) bench-train $(call quote,preset=$(CONFIG)) $(TEXT) $(ARGS)

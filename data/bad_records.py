@@ -1,8 +1,9 @@
 """Records that cannot be read, and what is replaced in those that can: counted by reason, with the first place."""
 
 import atexit
+import contextlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from slm.data.errors import excerpt
@@ -110,6 +111,16 @@ class Tally:
                 count=each.count,
                 kind=each.kind,
             )
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Inside, the tally counts from nothing, and afterwards it knows what it knew before."""
+        before = self.__dict__.copy()
+        self.__init__()  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
 
     def report(self, *, final: bool = False) -> None:
         """Print a line for each reason that has none yet; at the end (``final``) also for counts that have grown."""

@@ -13,6 +13,8 @@ WHOLE_FILE = 4 << 20
 """The usual ``document_chars``, bytes: more than a novel has. It bounds the memory that a document takes."""
 LONGEST_DOCUMENT = 16 << 20
 """The most that ``document_chars`` may be, bytes. Text between two separators is cut at a blank line after it."""
+CORPUS, CORPUS_PLAN = "slm-corpus.json", "slm-plan.json"
+"""What tells the folder of a prepared corpus, one that is complete and one that was begun."""
 CHAT_COLUMNS = (
     *("user", "assistant", "system", "context", "history", "reasoning", "tools", "messages", "chosen", "rejected"),
 )
@@ -24,6 +26,11 @@ FILTERS = (
 """Options that decide which documents are left out, and what is changed in the others."""
 INHERITED = ("max_epochs", "on_bad", *FILTERS)
 """Options that a mixture sets for all its sources."""
+
+
+def is_prepared(folder: str) -> bool:
+    """Whether a folder is that of a prepared corpus, complete or not."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (CORPUS, CORPUS_PLAN))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +177,14 @@ class SourceConfig:
                 raise UserError(
                     f"script={self.script_key!r} is not the first word of any letter's Unicode name; {hint}"
                 )
+
+    @property
+    def prepared(self) -> str:
+        """The folder of a prepared corpus (``slm prepare``), where ``files`` names it and nothing else; else empty."""
+        if self.kind != "files" or len(self.files) != 1:
+            return ""
+        folder = os.path.expanduser(self.files[0])
+        return folder if is_prepared(folder) else ""
 
     @property
     def from_hub(self) -> bool:

@@ -27,7 +27,7 @@ MAY_IMPORT = {
 ORDER = {
     "data": (
         *("errors", "bad_records", "unicode_scripts", "config", "readers", "tales", "tokenizers", "chat", "quality"),
-        *("sources", "stream", "account", "statistics"),
+        *("sources", "stream", "account", "prepare", "statistics"),
     ),
     "slm": (
         "setup",

@@ -33,6 +33,7 @@ from slm.train.sweep.config import SweepConfig as TrainSweepConfig
 from slm.train.tools.bench import BenchConfig as BenchTrainConfig
 from slm.train.tools.data_stats import DataStatsConfig
 from slm.train.tools.plan_config import PlanConfig
+from slm.train.tools.prepare import PrepareConfig
 from slm.train.tune.config import QatConfig, TuneConfig
 
 STAGES: dict[str, type] = {
@@ -40,6 +41,7 @@ STAGES: dict[str, type] = {
     "bench_train": BenchTrainConfig,
     "data_stats": DataStatsConfig,
     "plan": PlanConfig,
+    "prepare": PrepareConfig,
     "tune": TuneConfig,
     "qat": QatConfig,
     "sweep": TrainSweepConfig,

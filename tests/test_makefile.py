@@ -88,6 +88,8 @@ def test_text_and_the_model_to_start_from(checkout):
     (checkout / ".venv/.dev").write_text("")
     for target in ("sweep", "plan", "data-stats", "bench-train", "bench-recipe"):
         assert words(checkout, target, "DATA=a.txt,b c.txt") == [target, "preset=tiny", "data=a.txt,b c.txt"]
+    prepared = words(checkout, "prepare", "CONFIG=10m", "DATA=a.txt", "OUT=my corpus")
+    assert prepared == ["prepare", "preset=10m", "data=a.txt", "out=my corpus"]
 
 
 def test_a_budget_chooses_the_size_unless_a_preset_is_named(checkout):

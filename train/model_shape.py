@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slm.model.config import ModelConfig
 from slm.train.config import RunConfig
+from slm.train.resolve import with_corpus_tokenizer
 
 TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100k_base": 100_277, "o200k_base": 200_019}
 
@@ -23,7 +24,7 @@ def model_shape(config: RunConfig) -> ModelConfig:
         from slm.model.checkpoint import load_config
 
         return replace(load_config(directory(config.init_from)), seq_len=config.train.seq_len)
-    tokenizer = config.tokenizer
+    tokenizer = with_corpus_tokenizer(config).tokenizer
     if tokenizer.kind == "bpe":
         ids = tokenizer.vocab_size
     elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:

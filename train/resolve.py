@@ -1,5 +1,6 @@
 """From the command line to the one configuration of a run. Nothing is written, and torch is not imported."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -8,7 +9,9 @@ from typing import Any
 
 from slm.cli import spelled
 from slm.configuration import build, load_config
+from slm.data.config import TokenizerConfig
 from slm.data.errors import UserError, nearest
+from slm.data.sources.prepared import manifest
 from slm.durations import seconds_of
 from slm.hub import models
 from slm.options import choices
@@ -47,6 +50,7 @@ def resolve(
     A ``budget`` becomes ``train.max_minutes``, set-up included. With ``preset=auto``, or without a preset,
     ``choose_for_budget`` chooses what is not given; where there is none (several processes) a preset must be named.
     """
+    typed = argv
     argv, facts = _within_budget(argv, choose_for_budget)
     if _says(argv, "init_from") and not _says(argv, "optim"):
         argv = ["optim=classic", *argv]
@@ -54,8 +58,9 @@ def resolve(
     automatic = composed["train"]["micro_batch"] == "auto"
     if automatic:
         composed = load_config("train", [word for word in argv if word != "train.micro_batch=auto"])
-    config = with_run_directory(build(RunConfig, composed))
+    config = with_corpus_tokenizer(with_run_directory(build(RunConfig, composed)))
     _check(config)
+    _check_beside_corpus(config, typed)
     if config.init_from:
         config = replace(config, init_from=models.directory(config.init_from))
     if facts is not None:
@@ -105,6 +110,27 @@ def with_run_directory(config: RunConfig) -> RunConfig:
             run = checkpoint.parent.parent
             return replace(config, name=run.name, runs_dir=str(run.parent))
     return replace(config, name=config.root.name)
+
+
+def with_corpus_tokenizer(config: RunConfig) -> RunConfig:
+    """``config`` with the tokenizer of its prepared corpus, if its text is one."""
+    if not config.data.prepared:
+        return config
+    manifest.load(config.data.prepared)
+    path = os.path.join(config.data.prepared, manifest.TOKENIZER)
+    return replace(config, tokenizer=TokenizerConfig(kind="file", path=path))
+
+
+def _check_beside_corpus(config: RunConfig, argv: list[str]) -> None:
+    """UserError for a word of the command line that has no meaning for a text that is prepared."""
+    folder = config.data.prepared
+    for word in argv if folder else ():
+        key = word.partition("=")[0].lstrip("+")
+        group, _, name = key.partition(".")
+        if group == "tokenizer" or (group == "data" and name and name not in manifest.AT_TRAINING):
+            if group == "data" and name in manifest.WITHOUT_EFFECT:
+                continue
+            raise manifest.refusal(key, folder)
 
 
 def require_wandb() -> None:

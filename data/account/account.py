@@ -17,6 +17,7 @@ from slm.data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, co
 from slm.data.sources.filters import make_change, make_filter, settings
 from slm.data.sources.held_out import contents_of, documents_of
 from slm.data.sources.plan import SMALL_CORPUS, Plan, open_whole_corpus, text_bytes, validation_files
+from slm.data.sources.prepared.manifest import CALIBRATION, TRAIN, PreparedText
 from slm.data.storage import stamps
 from slm.data.stream.conversations import in_block
 from slm.data.tokenizers.fast_encode import make_encode
@@ -120,6 +121,8 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
     Text of more than ``limit`` bytes (None: ``READ``, ``READ_CHATS``) is read in part, unless it was read before.
     """
     assert plan.split == "train"
+    if plan.prepared is not None:
+        return _of_prepared(plan.prepared, calibrates=plan.calibration > 0)
     if not plan.files:
         return None
     contents = _contents(plan, limit or (READ_CHATS if plan.source.is_chat else READ))
@@ -157,6 +160,28 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
     if plan.duplicates and not found.exact:
         found.left_out[DUPLICATE] = sum(map(len, duplicates.load(plan).values()))
     return found
+
+
+def _of_prepared(text: PreparedText, *, calibrates: bool) -> Account:
+    """What was counted when the corpus was prepared."""
+    counts = text.facts["counts"]
+    parts = [counts["parts"][str(part)] for part in ((TRAIN,) if calibrates else (TRAIN, CALIBRATION))]
+    left_out = Counter[str](counts["left_out"])
+    if calibrates:
+        left_out[TO_CALIBRATE] += counts["parts"][str(CALIBRATION)]["documents"]
+    return Account(
+        source=text.label,
+        listing=None,
+        read=counts["read"],
+        taken=sum(part["documents"] for part in parts),
+        taken_bytes=sum(part["bytes"] for part in parts),
+        left_out=+left_out,
+        passages=counts["passages"],
+        examples=counts["examples"],
+        changed=Counter(counts["changed"]),
+        tokens=sum(part["tokens"] for part in parts),
+        exact_tokens=True,
+    )
 
 
 def _name_those_without_text(found: Account, plan: Plan) -> None:
@@ -228,6 +253,8 @@ def count_tokens(found: Account, tokenizer: Tokenizer, *, seq_len: int, pairs: b
 
     The sample's first ``ENCODED_CHARS`` are tokenized. Where that is all of the text, the numbers are counts.
     """
+    if found.exact_tokens:
+        return
     chosen, chars = [], 0
     every = max(1, sum(map(len, found.sample)) // ENCODED_CHARS, len(found.sample) // ENCODED_DOCUMENTS)
     for text in found.sample[::every]:

@@ -51,11 +51,11 @@ class Listing:
 
 
 def list_files(source: SourceConfig) -> Listing | None:
-    """The files of a source; None for one that has none. UserError for what cannot be found.
+    """The files of a source; None for one that has none, or was prepared from them. UserError for what cannot be found.
 
     In folders, every file that is not taken is left out with a reason. What a glob does not match is not listed.
     """
-    if source.kind not in ("files", "chat") or not source.files:
+    if source.kind not in ("files", "chat") or not source.files or source.prepared:
         return None
     apart = {os.path.realpath(path) for path in (validation_files(source) if source.val_files else ())}
     listing = Listing(source.label)

@@ -13,10 +13,12 @@ from slm.data.sources import duplicates
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.corpus import Corpus, CorpusStream, Select, SelectedCorpus
 from slm.data.sources.document_stream import Doc, ResumableStream, State, TextStream
-from slm.data.sources.filters import make_change, make_filter
+from slm.data.sources.filters import Reason, make_change, make_filter
 from slm.data.sources.mixture import Filtered, Item, Mapped, Mixture, Repeated, Shuffled, text_bytes
 from slm.data.sources.passages import middle, without
 from slm.data.sources.plan import Plan, Split, open_whole_corpus, plan_sources
+from slm.data.sources.prepared.manifest import decode
+from slm.data.sources.prepared.tokens import PreparedCorpus
 from slm.data.tales.story import story
 from slm.data.tokenizers.tokenizer import well_formed
 
@@ -83,7 +85,8 @@ def make_plans(
 
 
 def open_corpus(plan: Plan) -> Corpus[str]:
-    """The documents of the plan's split: filtered, and without duplicates."""
+    """The documents of the plan's split: filtered, and without duplicates. Not of a prepared corpus, which has ids."""
+    assert plan.prepared is None
     skipped = duplicates.load(plan)
     change = make_change(plan.source, validation_text=plan.is_validation_text)
     if plan.source.kind == "files":
@@ -99,7 +102,11 @@ def make_accepts(plan: Plan) -> Callable[[str], bool]:
 
 def make_select(plan: Plan) -> Select:
     """A function from a document to what the plan's split reads of it; None: nothing, or a filter rejects it."""
-    reason = make_filter(plan.source, validation_text=plan.is_validation_text)
+    return make_share(plan, make_filter(plan.source, validation_text=plan.is_validation_text))
+
+
+def make_share(plan: Plan, reason: Reason | None = None) -> Select:
+    """``make_select`` with these filters (None: for documents that have passed them)."""
     validation = plan.split == "validation"
     by_hash = bool(plan.held_out or plan.also_held_out or plan.calibration or (validation and plan.passage))
 
@@ -172,7 +179,11 @@ def open_stream(
         # The stories never end, so a pass over them is the only one.
         stream = Repeated(tales, epochs=None if repeat else 1)
     else:
-        corpus = wrap(open_corpus(plan))
+        corpus: Corpus[Any] = (
+            PreparedCorpus(plan.prepared, plan.split, calibrates=plan.calibration > 0)
+            if plan.prepared
+            else wrap(open_corpus(plan))
+        )
 
         def one_pass(epoch: int) -> ResumableStream[Doc]:
             order = functools.partial(file_order, plan, seed, epoch)
@@ -230,8 +241,15 @@ def open_documents(
             repeat=endless,
             wrap=_uncached,
         )
-        streams.append(Mapped(stream, plain_text) if plan.source.is_chat else stream)
+        streams.append(_as_text(stream, plan))
     return mix(streams, plans, measure=text_bytes, seed=f"{seed}/{shard_index}")
+
+
+def _as_text(stream: ResumableStream[Any], plan: Plan) -> TextStream:
+    if plan.prepared is not None:
+        folder = plan.prepared.folder
+        return Mapped(stream, lambda document: decode(folder, document.ids))
+    return Mapped(stream, plain_text) if plan.source.is_chat else stream
 
 
 def _uncached(corpus: Corpus[str]) -> Corpus[str]:

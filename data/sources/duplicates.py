@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,7 +67,7 @@ class Finder:
         fresh: list[tuple[int, str]] = []
         for index, text in enumerate(texts):
             plain = normalized(text)
-            digest = int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest())
+            digest = _digest(plain)
             repeated = digest in self._seen
             verdicts.append("exact" if repeated else "")
             if not repeated:
@@ -80,6 +80,36 @@ class Finder:
                 if not kept:
                     verdicts[index] = "near"
         return verdicts
+
+    def add_signature(self, digest: int, state: bytes) -> Verdict:
+        """``add`` for one text by its ``signature``."""
+        if digest in self._seen:
+            return "exact"
+        self._seen.add(digest)
+        if self._near is None:
+            return ""
+        from rensa import RMinHash
+
+        sketch = RMinHash(num_perm=N_HASHES, seed=1)
+        sketch.__setstate__(state)
+        self._number += 1
+        return "" if self._near.add(str(self._number - 1), sketch) else "near"
+
+
+def signature(text: str, mode: Literal["exact", "near"]) -> tuple[int, bytes]:
+    """What a ``Finder`` has to know of a text: the digest of its words, and for ``near`` its sketch of 700 bytes."""
+    plain = normalized(text)
+    if mode == "exact":
+        return _digest(plain), b""
+    from rensa import RMinHash
+
+    sketch = RMinHash(num_perm=N_HASHES, seed=1)
+    sketch.update(shingles(plain))
+    return _digest(plain), sketch.__getstate__()
+
+
+def _digest(plain: str) -> int:
+    return int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
 def shingles(plain: str) -> list[str]:
@@ -98,10 +128,10 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     no two are the same.
     """
     assert config.dedup != "none"
-    names = _names(plans)
+    names = names_of(plans)
     corpora: dict[str, Plan] = {}
     for plan, name in zip(plans, names, strict=True):
-        if plan.source.kind not in ("tales", "story_chat"):
+        if plan.source.kind not in ("tales", "story_chat") and plan.prepared is None:
             corpora.setdefault(name, plan)
     texts = [(name, stamps(plan.files), options(plan.source)) for name, plan in corpora.items()]
     key = (VERSION, config.dedup, config.dedup_threshold, config.dedup_max_docs, texts)
@@ -112,7 +142,7 @@ def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     return [replace(plan, duplicates=str(path), listed_as=name) for plan, name in zip(plans, names, strict=True)]
 
 
-def _names(plans: list[Plan]) -> list[str]:
+def names_of(plans: list[Plan]) -> list[str]:
     """What each plan's corpus is called in the list: ``Plan.corpus``, which knows names and sizes of files, and for
     others that look the same to it (``split -b`` makes such parts), a number after it. The first has none, so that
     lists from before there were numbers stay valid."""
@@ -153,12 +183,23 @@ def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpor
                 break
         lists[key] = np.array([found[0], found[1]], dtype=np.uint64).reshape(2, -1)
     progress.done()
+    write(path, lists)
+    report(counts, cut=cut)
+
+
+def write(path: Path, lists: dict[str, np.ndarray]) -> None:
+    """Write a list of duplicates: for each corpus, by its name, numbers of files and of their records, [2, n]."""
     buffer = io.BytesIO()
     np.savez(buffer, **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
     write_checked(path, buffer.getvalue(), without=WITHOUT_LIST)
+
+
+def report(counts: Mapping[str, int], *, cut: bool) -> None:
+    """Print what was found. ``cut``: whether there are more documents than may be compared."""
     print(
         f"{counts['documents']:,} documents compared: {counts['exact']:,} exact and {counts['near']:,} near duplicates "
-        "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else "")
+        "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else ""),
+        flush=True,
     )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slm.data.bad_records import REPLACED, TALLY, BadRecordError
+from slm.data.config import is_prepared
 from slm.data.errors import UserError, excerpt, nearest
 from slm.data.readers import plain_text
 from slm.data.readers.reader import BYTE_ORDER_MARK, Raw, Reading, pieces
@@ -257,6 +258,10 @@ def expand(
     wanted = tuple(READERS) if plain_text else (*RECORDS, *TABLES)
     for pattern in patterns:
         path = os.path.expanduser(pattern)
+        if os.path.isdir(path) and is_prepared(path):
+            raise UserError(
+                f"{option}: {pattern} is a prepared corpus, which is all of a source: name it alone, as data={pattern}"
+            )
         if os.path.isdir(path):
             inside = sorted(
                 str(each) for each in Path(path).rglob("*") if each.is_file() and not _is_hidden(each, path)

@@ -73,9 +73,9 @@ class Filtered(Generic[Doc]):
 
 
 class Mapped:
-    """Texts, each turned into another by ``change``."""
+    """Documents, each turned into a text by ``change``."""
 
-    def __init__(self, inner: ResumableStream[str], change: Callable[[str], str]) -> None:
+    def __init__(self, inner: ResumableStream[Any], change: Callable[[Any], str]) -> None:
         self._inner = inner
         self._change = change
 

@@ -17,6 +17,8 @@ from slm.data.sources.corpus import Corpus, FileCorpus, Select
 from slm.data.sources.files import Reading
 from slm.data.sources.filters import options, settings
 from slm.data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
+from slm.data.sources.prepared import manifest
+from slm.data.sources.prepared.manifest import PreparedText
 from slm.data.storage import digest_of, fingerprint, stamps
 
 Split = Literal["train", "validation", "calibration"]
@@ -61,6 +63,13 @@ class Plan:
     """The file that lists the records left out as duplicates."""
     listed_as: str = ""
     """What the list calls the plan's corpus."""
+    prepared: PreparedText | None = None
+    """The text where it is one of a prepared corpus, which has been filtered and divided. ``files`` is empty then."""
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it reads local files, or what was prepared from such."""
+        return bool(self.files) or (self.prepared is not None and self.prepared.of_files)
 
     @property
     def is_own_text(self) -> bool:
@@ -110,6 +119,9 @@ class Plan:
         """Changes with anything that changes the stream of documents, except what is in local files:
         ``slm.data.stream.read_so_far`` compares that."""
         s = self.source
+        if self.prepared is not None:
+            how_read = (self.prepared.number, self.split, self.calibration, s.weight, s.max_epochs)
+            return fingerprint((self.prepared.identity, *how_read))
         where = () if self.files else (s.path, self.corpus if s.from_hub and os.path.isdir(s.path) else "")
         how: tuple[Any, ...] = (s.kind, where, s.subset, self.hub_split, s.revision, s.rows, s.text_field)
         how = (*how, self.document_bytes)
@@ -142,6 +154,8 @@ class Plan:
     @property
     def long_documents(self) -> bool:
         """Whether a document may be far longer than a batch, so that blocks of several have to be shuffled."""
+        if self.prepared is not None:
+            return self.prepared.long_documents
         if self.source.kind != "files" or self.document_bytes <= LONG_DOCUMENT:
             return False
         return any(map(files.may_be_long, self.files))
@@ -173,11 +187,19 @@ class Plan:
         """Whether a document that is trained on gives some of its text for calibration, as long ones do."""
         return self.calibration > 0 and (divided or chars >= DIVIDED)
 
+    @property
+    def least_documents(self) -> int | None:
+        """About the fewest documents there may be, where all may be long; None where there are many."""
+        if self.prepared is not None:
+            return self.prepared.least_documents
+        if not self.long_documents or not all(map(files.may_be_long, self.files)):
+            return None
+        return sum(1 + text_bytes(path) // self.document_bytes for path in self.files)
+
     def few_documents(self, num_shards: int) -> bool:
         """Whether there are too few documents for each shard to read its own."""
-        if num_shards == 1 or not self.long_documents or not all(map(files.may_be_long, self.files)):
-            return False
-        return sum(1 + text_bytes(path) // self.document_bytes for path in self.files) < FEW_PER_SHARD * num_shards
+        least = self.least_documents if num_shards > 1 else None
+        return least is not None and least < FEW_PER_SHARD * num_shards
 
 
 def plan_sources(
@@ -193,11 +215,16 @@ def plan_sources(
     keeps some for a calibration split.
     Raises UserError for what cannot be read: missing files, no network, no text.
     """
-    plans = [
-        _plan_source(source, split, config.val_fraction, held[number] if held else None)
-        for number, source in enumerate(config.all_sources())
-        if split != "validation" or source.validated
-    ]
+    manifest.check_alone(config)
+    sources = config.all_sources()
+    plans: list[Plan] = []
+    for number, source in enumerate(sources):
+        if split == "validation" and not source.validated:
+            continue
+        if source.prepared:
+            plans += _plan_prepared(source, split, alone=len(sources) == 1)
+        else:
+            plans.append(_plan_source(source, split, config.val_fraction, held[number] if held else None))
     found = plans if split == "validation" else _without_held_out(plans)
     if split == "calibration" or (calibrates and split == "train"):
         found = [replace(plan, calibration=CALIBRATION) for plan in found]
@@ -226,6 +253,28 @@ def _plan_source(source: SourceConfig, split: Split, val_fraction: float, held: 
         chosen = source.val_split if split == "validation" and source.val_split else source.split
         return Plan(source=source, split=split, hub_split=chosen, held_out=0 if source.val_split else val_fraction)
     return _plan_files(source, split, val_fraction, held)
+
+
+def _plan_prepared(source: SourceConfig, split: Split, *, alone: bool) -> list[Plan]:
+    """A plan for each source of a prepared corpus, by the weights that they were prepared with."""
+    texts = manifest.sources_of(source.prepared)
+    whole = 1.0 if alone else sum(text.facts["weight"] for text in texts) / source.weight
+    return [
+        Plan(
+            source=replace(
+                source,
+                name=text.label,
+                weight=text.facts["weight"] / whole,
+                max_epochs=source.max_epochs or text.facts["max_epochs"],
+            ),
+            split=split,
+            held_out=text.facts["held_out"],
+            passage=text.facts["passage"],
+            prepared=text,
+        )
+        for text in texts
+        if split != "validation" or text.facts["validated"]
+    ]
 
 
 def _plan_files(source: SourceConfig, split: Split, val_fraction: float, held: dict[str, Any] | None) -> Plan:
@@ -289,8 +338,13 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
     Large sources hold out the same range of hashes, so a document is in the same split in all of them. A small corpus
     may hold out a wider range, and validation files contain any documents: their hashes are listed. The documents of
     a Hub's validation split are not listed (``data.dedup`` finds copies of them). Of divided documents all sources
-    leave out the longest of their passages.
+    leave out the longest of their passages. A prepared corpus has been divided, and stays as it is.
     """
+    if any(plan.prepared for plan in plans):
+        others = iter(_without_held_out([plan for plan in plans if not plan.prepared]))
+        return [plan if plan.prepared else next(others) for plan in plans]
+    if not plans:
+        return []
     hashes: set[float] = set()
     apart: list[float] = []
     widest = max((plan.held_out for plan in plans if not _is_small(plan)), default=0.0)

@@ -438,7 +438,7 @@ def calibration_blocks(
     ``position``: that of a loader of the run that resumes, which says what was held out.
     """
     plans = _plans(config, "calibration", False, _known_held(config, position))
-    spread = SPREAD if all(plan.files for plan in plans) else 1
+    spread = SPREAD if all(plan.has_files for plan in plans) else 1
     pipeline = open_pipeline(
         plans=plans,
         tokenizer=tokenizer,

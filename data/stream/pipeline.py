@@ -80,6 +80,9 @@ def open_pipeline(
     ``room`` is that of ``ConversationPacker``: their blocks then have several lengths.
     """
     assert 0 <= shard_index < num_shards
+    for plan in plans:
+        if plan.prepared is not None:
+            plan.prepared.check(tokenizer)
     encode = make_encode(tokenizer)
     chats = any(plan.source.is_chat for plan in plans)
     recorders = [Recorder() for _ in plans]

@@ -39,7 +39,7 @@ def is_wanted(option: str | bool, plan: Plan) -> bool:
 
     Validation text is kept only of the Hub, so that a run can resume without a network.
     """
-    if plan.source.kind == "tales" or plan.source.is_chat or option is False:
+    if plan.source.kind == "tales" or plan.source.is_chat or plan.prepared is not None or option is False:
         return False
     if plan.split != "train" and plan.source.kind != "hub":
         return False

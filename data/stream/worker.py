@@ -24,7 +24,7 @@ def main(arguments: bytes, blocks: Connection) -> None:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     try:
         for message in _messages(arguments):
             blocks.send(message)
@@ -61,7 +61,8 @@ def _messages(arguments: bytes) -> Any:
         yield "error", traceback.format_exc()
 
 
-def _exit_with_parent() -> None:
+def exit_with_parent() -> None:
+    """End this process as soon as the one that started it has ended, however it did."""
     import multiprocessing
 
     parent = multiprocessing.parent_process()

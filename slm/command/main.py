@@ -16,7 +16,19 @@ from slm.data.errors import UserError, nearest
 from slm.setup import llama
 
 LAUNCHER = "slm.train.distributed.launch"
-WITHOUT_LLAMA = ("train", "demo", "plan", "sweep", "data-stats", "watch", "report", "doctor", "publish", "checkpoint")
+WITHOUT_LLAMA = (
+    "train",
+    "demo",
+    "plan",
+    "sweep",
+    "data-stats",
+    "prepare",
+    "watch",
+    "report",
+    "doctor",
+    "publish",
+    "checkpoint",
+)
 """Commands that may run while set-up is still building llama.cpp; a run that needs it asks by itself."""
 SHELLS = ("bash", "zsh", "fish")
 

@@ -248,6 +248,16 @@ COMMANDS: dict[str, Command] = {
         examples=(("notes/", "before you train on it"),),
         bare=("preset", "local"),
     ),
+    "prepare": Command(
+        module="slm.train.tools.prepare",
+        config="prepare",
+        summary="read, filter, divide and tokenize a large text once, for any number of runs",
+        examples=(
+            ("10m books/ out=corpus", "on all cores; typed again, it goes on where it was stopped"),
+            ("books/ out=corpus tokenizer=gpt2 data.dedup=exact", "with another tokenizer, without duplicates"),
+        ),
+        bare=("preset", "local"),
+    ),
     "doctor": Command(
         module="slm.doctor",
         config="doctor",

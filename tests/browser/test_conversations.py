@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from tests.helpers import tiny_gguf, tool_templates
-from tests.helpers.playground import REPLY, ask, finished, show_probabilities
+from tests.helpers.playground import REPLY, ask, finished, sent, show_probabilities, stored
 
 NAMES = "[...document.querySelectorAll('#chat-list .name')].map((each) => each.textContent)"
 TEXTS = "[...document.querySelectorAll('.turn .text')].map((each) => each.textContent)"
@@ -31,6 +31,20 @@ def load(page, tmp_path, value, name="import.json"):
     page.wait("!document.getElementById('notice').hidden")
 
 
+def put(page, *records):
+    """Write records into the browser's storage as another program would."""
+    page.run(
+        """new Promise((resolve) => {
+          const opening = indexedDB.open("slm", 1);
+          opening.onsuccess = () => {
+            const transaction = opening.result.transaction("conversations", "readwrite");
+            for (const each of RECORDS) transaction.objectStore("conversations").put(each);
+            transaction.oncomplete = () => { opening.result.close(); resolve(); };
+          };
+        })""".replace("RECORDS", json.dumps(records))
+    )
+
+
 def conversation(*contents, **more):
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[i % 2], "content": text} for i, text in enumerate(contents)], **more}
@@ -49,7 +63,7 @@ def test_they_are_kept_over_a_reload(page, server):
     assert page.run(TEXTS) == texts
     assert page.run("document.getElementById('system').value") == "Be brief."
     chat(page, "and then?")
-    body = json.loads(page.requests[-1].post_data)
+    body = sent(page)
     assert [each["role"] for each in body["messages"]] == ["system", "user", "assistant", "user"]
     assert all(set(each) == {"role", "content"} for each in body["messages"])
     assert page.errors == []
@@ -125,9 +139,13 @@ def test_what_has_arrived_is_kept_when_the_page_is_left(page, server):
     page.open(server.url + "/")
     ask(page, "slow", max_tokens=3000, response_format="json_schema", schema='{"type": "string", "minLength": 1000}')
     page.wait(f"{REPLY}.textContent.length > 20")
+    # What the database is given while the page is left need not arrive there.
+    page.run("void (IDBObjectStore.prototype.put = () => {})")
     reload(page)
     assert page.run(TEXTS)[0] == "slow"
     assert len(page.run(TEXTS)[1]) > 20
+    assert len(stored(page)[0]["turns"][1]["content"]) > 20
+    assert page.run("Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))") == []
 
 
 def test_a_message_is_kept_when_the_page_is_left_before_the_reply(page, server):
@@ -176,7 +194,7 @@ def test_regenerate(page, server):
     assert again[:3] == first[:3]
     assert len(again) == 4
     assert again[3] != first[3]
-    body = json.loads(page.requests[-1].post_data)
+    body = sent(page)
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "user"]
     # A failure leaves the reply that was there.
     page.run("document.getElementById('stop_text').value = 'x'.repeat(300)")
@@ -365,17 +383,32 @@ def test_broken_storage_is_no_end(page, server):
     page.open(server.url + "/")
     for key, value in {"slm.conversation.a": "{", "slm.conversation.b": "{}", "slm.settings": "[", "x": "y"}.items():
         page.run(f"localStorage.setItem({json.dumps(key)}, {json.dumps(value)})")
+    put(page, {"id": "c"}, {"id": "d", "turns": [{"id": "1", "parent": "1", "role": "user", "content": "x"}]})
     reload(page)
     assert page.run(NAMES) == []
     assert page.errors == []
-    page.run(
-        "(() => { for (let n = 2 ** 22; n >= 1; n >>= 1) try { for (let i = 0; ; i++) "
-        "localStorage.setItem(`fill.${n}.${i}`, 'x'.repeat(n)); } catch {} })()"
-    )
+    assert page.run("localStorage.getItem('slm.conversation.a')") == "{"
+    assert [each["id"] for each in stored(page)] == ["c", "d"]
+    page.run("void (IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError') })")
     chat(page, "hello")
     assert "storage is full" in page.text("#problem")
     assert page.run(WHO) == ["user", "assistant"]
     assert page.run(NAMES) == ["hello"]
+
+
+def test_what_versions_before_kept_is_taken_over(page, server):
+    page.open(server.url + "/")
+    old = {"name": "Old", "updated": 5, "system": "Be brief.", **conversation("one", "two")}
+    page.run(f"localStorage.setItem('slm.conversation.abc', {json.dumps(json.dumps(old))})")
+    page.run("localStorage.setItem('slm.open', 'abc')")
+    for _ in range(2):
+        reload(page)
+        assert page.run(NAMES) == ["Old"]
+        assert page.run(TEXTS) == ["one", "two"]
+        assert page.run("document.getElementById('system').value") == "Be brief."
+        assert page.run("localStorage.getItem('slm.conversation.abc')") is None
+        assert [each["id"] for each in stored(page)] == ["abc"]
+    assert page.errors == []
 
 
 def test_two_tabs(page, server):

@@ -42,10 +42,10 @@ def test_a_terminal_has_one_line_that_is_cleared(clock, terminal):
     assert terminal.getvalue().endswith("left\r\033[K")
 
 
-def test_a_file_has_a_line_every_half_minute(clock, capsys):
+def test_a_file_has_a_line_every_ten_seconds(clock, capsys):
     bar = Progress("reading")
     for _ in range(9):
-        clock[0] += 10
+        clock[0] += 3.4
         bar.update(1, None, "a.txt")
     bar.done()
     assert capsys.readouterr().err == "reading: a.txt\n" * 3

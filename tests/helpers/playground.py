@@ -28,3 +28,22 @@ def finished(page: Page) -> None:
 def show_probabilities(page: Page) -> None:
     """Ask for tokens with their probabilities from now on."""
     page.click("#probabilities")
+
+
+def sent(page: Page) -> dict[str, Any]:
+    """The body of the last request that has one."""
+    return json.loads(next(each.post_data for each in reversed(page.requests) if each.post_data))
+
+
+def stored(page: Page) -> list[dict[str, Any]]:
+    """The conversations that the browser keeps."""
+    return page.run(
+        """new Promise((resolve, reject) => {
+          const opening = indexedDB.open("slm", 1);
+          opening.onerror = () => reject(opening.error);
+          opening.onsuccess = () => {
+            const all = opening.result.transaction("conversations").objectStore("conversations").getAll();
+            all.onsuccess = () => { opening.result.close(); resolve(all.result); };
+          };
+        })"""
+    )

@@ -27,7 +27,7 @@ from slm.train.model_shape import model_shape
 from slm.train.phases import bag_of, short_of
 from slm.train.predict import records
 from slm.train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
-from slm.train.resolve import Chosen, given_value, with_run_directory
+from slm.train.resolve import Chosen, given_value, with_corpus_tokenizer, with_run_directory
 
 SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""
@@ -106,7 +106,8 @@ def compose(argv: list[str]) -> RunConfig:
     """The configuration before anything is chosen: the preset ``tiny`` with the person's words."""
     own = [word for word in argv if not word.startswith(("preset=", "budget="))]
     automatic = [word for word in own if word != "train.micro_batch=auto"]
-    return with_run_directory(build(RunConfig, load_config("train", ["preset=tiny", *_own_name(argv), *automatic])))
+    composed = load_config("train", ["preset=tiny", *_own_name(argv), *automatic])
+    return with_corpus_tokenizer(with_run_directory(build(RunConfig, composed)))
 
 
 def _own_name(argv: list[str]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from slm.data.account.account import account
 from slm.data.config import DataConfig
 from slm.data.sources.corpus import records
 from slm.data.sources.documents import open_corpus, sample_documents
@@ -72,6 +73,9 @@ def bits_of(text: str) -> float:
 
 def _size(plan: Plan) -> tuple[float, bool]:
     """Bytes of a source's training text, and whether all of it was read."""
+    if plan.prepared is not None:
+        found = account(plan)
+        return (math.inf, False) if found is None else (float(found.taken_bytes), True)
     if not plan.files:
         return math.inf, False  # generated, or on the Hub: nobody knows its size before it is read
     sizes = [max(1, os.path.getsize(path)) for path in plan.files]

@@ -167,7 +167,7 @@ def own_loader_state(ranks: Ranks, state: dict[str, Any], *, reshard: bool) -> d
 
 def synchronized_batches(ranks: Ranks, loader: Loader, data: DataConfig, grad_accum: int) -> Iterator[np.ndarray]:
     """This rank's batches. Where the text of one rank is used up, EndOfTextError comes on all before the same step."""
-    endless = all(source.max_epochs is None for source in data.all_sources())
+    endless = all(source.max_epochs is None and not source.prepared for source in data.all_sources())
     if ranks.size == 1 or endless:
         yield from loader
         return

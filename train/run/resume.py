@@ -139,6 +139,8 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
     """
     data, saved = keep_cutting(config.data, saved)
     saved, current = _with_defaults(saved), to_dict(replace(config, data=data))
+    if config.data.prepared:  # a corpus may be moved, and its tokenizer goes with it: the loader compares both
+        saved, current = ({**each, "tokenizer": None} for each in (saved, current))
     differences = []
     for key in (*FIXED_SECTIONS, *FIXED_KEYS):
         differences += _differences(_value(saved, key), _value(current, key), key)

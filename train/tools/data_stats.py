@@ -26,6 +26,7 @@ from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.report import final_json, table
 from slm.train.config import RunConfig
 from slm.train.tools import chat_stats
+from slm.train.tools.prepare import show_prepared
 
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
@@ -57,6 +58,8 @@ class DataStatsConfig(RunConfig):
 def main(argv: list[str]) -> int:
     """Count, draw the histogram, print the table and the JSON line. Returns the exit code."""
     config = load(DataStatsConfig, "data_stats", argv)
+    if config.data.prepared:
+        return show_prepared(config.data.prepared)
     stats, seed = config.stats, config.train.seed
     show_files(config.data, print)
     tokenizer = make_tokenizer(

@@ -175,7 +175,9 @@ def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     if tune.replay is not None or tune.lora or pairs or run.config_file is None:
         return tune.replay or 0.0
     _, texts = _own_data(run)
-    here = all(each.kind == "tales" or (each.kind == "files" and _found(each.files)) for each in texts)
+    here = all(
+        each.kind == "tales" or (each.kind == "files" and (each.prepared or _found(each.files))) for each in texts
+    )
     return REPLAY if texts and here else 0.0
 
 

@@ -6,6 +6,7 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_server.py.
 from __future__ import annotations
 
 from slm.data.errors import UserError
+from slm.serve.api.openai.requests import THINKING
 from slm.serve.api.openai.response_shapes import Model, ModelMeta, Sampling
 from slm.serve.engine.messages import SamplingDefaults
 from slm.serve.pool.model_pool import Served
@@ -28,6 +29,7 @@ def model_card(served: Served) -> Model:
             n_ctx_train=facts.n_ctx_train,
             context=facts.context(served.config.context),
             sampling=_sampling(served.config.sampling.over(facts.sampling)),
+            thinking=any(map(served.loaded.chat.reads, THINKING)) if served.loaded is not None else None,
             chat_template=served.loaded.chat.own if served.loaded is not None else facts.has_template,
         )
     return Model(

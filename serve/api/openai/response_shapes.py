@@ -448,6 +448,10 @@ class ModelMeta(TypedDict):
     context: Annotated[int, Field(description="most tokens of a request, prompt and reply together")]
     sampling: Annotated[Sampling, Field(description="what holds where a request says nothing of it")]
     chat_template: Annotated[bool, Field(description="whether its file has one")]
+    thinking: Annotated[
+        bool | None,
+        Field(description="whether its chat template lets `enable_thinking` choose; null while it is not loaded"),
+    ]
 
 
 @_closed

@@ -74,7 +74,9 @@ export async function* stream(path, body, signal) {
     const parts = (rest + decoder.decode(bytes, { stream: true })).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      const data = part.replace(/^data: /, "");
+      // Other lines are comments: the server sends one now and then, so that nobody takes it for dead.
+      const data = part.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim()).join("\n");
+      if (!data) continue;
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);

@@ -19,13 +19,23 @@ export function button(text, onclick, attributes = {}) {
   return make("button", { type: "button", class: "plain small", onclick, ...attributes }, text);
 }
 
-// A button that copies text() and shows for a moment that it did.
-export function copyButton(text, attributes = {}) {
-  const made = button("Copy", async () => {
+// A picture of icons.css, for eyes only.
+export const icon = (name) => make("span", { class: `icon i-${name}` });
+
+// A button with a picture and a word. Narrow screens show the picture alone.
+export function iconButton(name, text, onclick, attributes = {}) {
+  return make("button", { type: "button", class: "plain small", title: text, onclick, ...attributes }, icon(name), make("span", { class: "word" }, text));
+}
+
+// A button that copies text() and shows for a moment that it did. In a text it is a word alone: there may be thousands.
+export function copyButton(text, picture = null) {
+  const made = picture ? iconButton(picture, "Copy", () => press()) : button("Copy", () => press());
+  const say = (name, word) => made.replaceChildren(...(picture ? [icon(name), make("span", { class: "word" }, word)] : [word]));
+  const press = async () => {
     await copy(text());
-    made.textContent = "Copied";
-    setTimeout(() => { made.textContent = "Copy"; }, 1500);
-  }, attributes);
+    say("done", "Copied");
+    setTimeout(() => say(picture, "Copy"), 1500);
+  };
   return made;
 }
 

@@ -2,23 +2,35 @@
 
 import * as api from "./api.js";
 import { $ } from "./dom.js";
-import { replyFigures } from "./facts.js";
+import { progressText, replyFigures } from "./facts.js";
+import { showContext, showProgress } from "./meter.js";
 import * as models from "./models.js";
 
 // Sends a request, gives what comes to the reply, and shows its figures. Returns when the stream has ended or was
-// stopped, with the name of the model that answered. Throws what else ends it. `follow(action)` keeps the end of the
-// text in view while action adds to it.
+// stopped: {model, usage} as far as the server named them. Throws what else ends it. `follow(action)` keeps the end of
+// the text in view while action adds to it.
 export async function exchange(path, body, reply, signal, follow) {
-  const say = (text) => { if (reply.place.isConnected) $("figures").textContent = text; }; // else other text is open
+  const isShown = () => reply.place.isConnected; // else other text is open
+  const say = (text) => { if (isShown()) $("figures").textContent = text; };
   say(models.isLoaded() ? "" : "The model is being loaded.");
   const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0 };
-  const show = () => say(replyFigures(figures));
+  const show = () => {
+    say(replyFigures(figures));
+    if (isShown() && figures.usage) showContext(figures.usage.total_tokens);
+  };
   reply.around = follow;
-  let answered = null;
+  const answered = { model: null, usage: null };
   try {
     for await (const event of api.stream(path, body, signal)) {
-      answered = event.model ?? answered;
-      if (event.usage) Object.assign(figures, { usage: event.usage, nTokens: event.usage.completion_tokens });
+      answered.model = event.model ?? answered.model;
+      if (event.prompt_progress && !figures.first && isShown()) {
+        showProgress(event.prompt_progress);
+        say(progressText(event.prompt_progress));
+      }
+      if (event.usage) {
+        answered.usage = event.usage;
+        Object.assign(figures, { usage: event.usage, nTokens: event.usage.completion_tokens });
+      }
       figures.dropped = event.dropped_messages ?? figures.dropped;
       const choice = event.choices[0];
       if (!choice) continue;
@@ -27,6 +39,7 @@ export async function exchange(path, body, reply, signal, follow) {
       if (!follow(() => reply.take(choice))) continue;
       figures.last = performance.now();
       figures.first ||= figures.last;
+      if (isShown()) showProgress(null);
       show();
     }
     show();
@@ -38,6 +51,7 @@ export async function exchange(path, body, reply, signal, follow) {
     figures.finish = "stopped by you";
     show();
   } finally {
+    showProgress(null);
     follow(() => reply.end());
   }
   return answered;

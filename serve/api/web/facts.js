@@ -21,6 +21,12 @@ const STOPPED_BY = {
   timeout_s: "ended by the time limit",
 };
 
+// One line about a prompt that is being read: the server's prompt_progress.
+export function progressText({ total, cache, processed, time_ms: ms }) {
+  const rate = ms > 0 && processed > cache ? ` · ${((processed - cache) / (ms / 1000)).toFixed(0)} tokens/s` : "";
+  return `Reading the prompt: ${processed} of ${total} tokens${rate}`;
+}
+
 // One line about a reply: times in ms of performance.now(); usage, finish_reason, stopped_by and dropped_messages as the
 // server sent them.
 export function replyFigures({ began, first, last, nTokens, usage, finish, stoppedBy, dropped }) {

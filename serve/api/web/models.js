@@ -9,6 +9,7 @@ let current = null; // the card of the model that the next request goes to
 
 export const name = () => current?.id ?? "";
 export const hasTemplate = () => Boolean(current?.meta?.chat_template);
+export const context = () => current?.meta?.context ?? 0;
 export const isLoaded = () => current?.status === "ready";
 export const areSeveral = () => cards.length > 1;
 
@@ -29,6 +30,7 @@ export function pick(id) {
   document.title = `${id} · slm`;
   $("facts").textContent = modelFacts(current);
   if (!current.meta) return;
+  $("thinking-label").classList.toggle("unread", current.meta.thinking === false); // its template has no such switch
   $("max_tokens").max = current.meta.context;
   // What a person has typed stays; "Default settings" brings these back.
   for (const name of ["temperature", "top_k", "top_p", "min_p", "repeat_penalty"]) {

@@ -1,10 +1,11 @@
 // The settings of a request: their fields on the page, and the part of a request's body that they make.
 
 import { $ } from "./dom.js";
+import { kept, keepValue } from "./kept.js";
 
 const KEPT = "slm.settings";
 const NUMBERS = ["max_tokens", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"];
-const FIELDS = [...NUMBERS, "stop_text", "response_format", "schema", "truncation", "probabilities"];
+const FIELDS = [...NUMBERS, "stop_text", "response_format", "schema", "truncation", "enable_thinking", "probabilities"];
 
 export function probabilities() {
   return $("probabilities").checked;
@@ -12,6 +13,12 @@ export function probabilities() {
 
 export function truncation() {
   return $("truncation").value;
+}
+
+// The body's fields that let a model reason or not, where the person chose.
+export function thinking() {
+  const chosen = $("thinking-label").classList.contains("unread") ? "" : $("enable_thinking").value;
+  return chosen ? { enable_thinking: chosen === "true" } : {};
 }
 
 // The body's fields, in either mode. Throws an Error with the field's label where a value cannot be used.
@@ -52,37 +59,34 @@ function showSchema() {
   $("schema-label").hidden = $("response_format").value !== "json_schema";
 }
 
-function keep() {
-  const values = Object.fromEntries(FIELDS.map((name) => [name, $(name).type === "checkbox" ? $(name).checked : $(name).value]));
-  try {
-    localStorage.setItem(KEPT, JSON.stringify(values));
-  } catch {
-    // kept only as long as the page is open
+// The value of each field, by its id.
+export function values() {
+  return Object.fromEntries(FIELDS.map((name) => [name, $(name).type === "checkbox" ? $(name).checked : $(name).value]));
+}
+
+function put(given) {
+  for (const name of FIELDS) {
+    if (typeof given?.[name] === "boolean") $(name).checked = given[name];
+    else if (typeof given?.[name] === "string") $(name).value = given[name];
   }
 }
 
-function restore() {
-  let values;
-  try {
-    values = JSON.parse(localStorage.getItem(KEPT)) ?? {};
-  } catch {
-    return;
-  }
-  for (const name of FIELDS) {
-    if (typeof values[name] === "boolean") $(name).checked = values[name];
-    else if (typeof values[name] === "string") $(name).value = values[name];
-  }
+// Takes the values of a preset; a field that it does not name gets its default.
+export function use(given) {
+  $("controls").reset();
+  put(given);
+  $("controls").dispatchEvent(new Event("input"));
 }
 
 // Brings back the values of the last visit, and keeps those that change. changed() is called where the text is to be
 // shown in another way.
 export function start(changed) {
-  restore();
+  put(kept(KEPT));
   showSchema();
   let before = probabilities();
   const take = () => {
     showSchema();
-    keep();
+    keepValue(KEPT, values());
     if (probabilities() !== before) changed();
     before = probabilities();
   };

@@ -15,6 +15,8 @@ from slm.serve.api.static_pages import is_page, page_routes
         ("/web/style.css", "text/css"),
         ("/web/colors.css", "text/css"),
         ("/web/icon.svg", "image/svg+xml"),
+        ("/web/chats/store.js", "text/javascript"),
+        ("/web/vendor/LICENSE.txt", "text/plain"),
     ],
 )
 def test_the_files(path, kind):
@@ -24,6 +26,13 @@ def test_the_files(path, kind):
     assert response.headers["content-security-policy"].startswith("default-src 'none'")
     assert response.content
     assert is_page(path)
+
+
+def test_a_font_has_no_character_set():
+    response = TestClient(Starlette(routes=page_routes())).get("/web/vendor/katex/fonts/KaTeX_Main-Regular.woff2")
+    assert response.headers["content-type"] == "font/woff2"
+    assert response.content.startswith(b"wOF2")
+    assert "font-src 'self'" in response.headers["content-security-policy"]
 
 
 def test_a_file_that_the_browser_has_is_not_sent_again():

@@ -67,6 +67,7 @@ MEANT = {
     "exam mine chats.csv": "run=mine data=['chats.csv']",
     "exam mine data=gone.csv": "run=mine data=gone.csv",
     "data-stats notes": "data=local data.files=['notes']",
+    "prepare 10m notes out=corpus": "data=local data.files=['notes'] preset=10m out=corpus",
     "plan 125m tokens_per_s=800": "preset=125m tokens_per_s=800",
     "bench-quant mine q8_0": "run=mine quant=q8_0",
     "train ~train.seed": "~train.seed",

@@ -1,24 +1,28 @@
 // A reply that arrives in pieces: its text, tokens and tool calls, and their place on the page.
 
-import { make } from "./dom.js";
+import { make } from "../dom.js";
 import { Markdown } from "./markdown.js";
+import { reasoning, toolCall } from "./parts.js";
 import { tokenElement } from "./tokens.js";
 
 export class Reply {
-  // form: "markdown" or "plain". Tokens with probabilities are shown as tokens in either.
-  constructor(place, form) {
+  // form: "markdown" or "plain". Tokens with probabilities are shown as tokens in either. `begun`: the message that the
+  // reply goes on with.
+  constructor(place, form, begun = null) {
     this.place = place;
     this.form = form;
-    this.text = "";
-    this.thought = ""; // what a model that reasons says before its answer
+    this.text = begun?.content ?? "";
+    this.thought = begun?.reasoning_content ?? ""; // what a model that reasons says before its answer
     this.thinking = null; // the element that shows it
     this.entries = []; // of tokens: {text, logprob, name, id, top}
     this.calls = []; // {id, type, function: {name, arguments}}
     this.decoder = new TextDecoder(); // one over all tokens: a character may be split among them
+    this.nTokens = 0; // of the prompt and the reply together, when the server has counted them
     this.points = 0; // characters shown, as the server counts them
     this.markdown = null;
     this.drawing = 0;
     this.around = (action) => action(); // what a later drawing is done in
+    if (begun) this.draw();
   }
 
   get isEmpty() {
@@ -28,7 +32,8 @@ export class Reply {
   message(model) {
     const message = { role: "assistant", content: this.text, model };
     if (this.thought) message.reasoning_content = this.thought;
-    if (this.calls.length) message.tool_calls = this.calls;
+    if (this.calls.length) message.tool_calls = this.calls.filter(Boolean);
+    if (this.nTokens) message.n_tokens = this.nTokens;
     return message;
   }
 
@@ -106,36 +111,4 @@ export class Reply {
       return { text: characters.slice(from, to).join(""), logprob: logprobs.token_logprobs[i], name, id: name, top };
     });
   }
-}
-
-function valueText(value) {
-  if (typeof value === "string") return value;
-  const line = JSON.stringify(value);
-  return line.length <= 60 ? line : JSON.stringify(value, null, 2);
-}
-
-// What a model has thought before its answer, folded away.
-export function reasoning(text) {
-  return make("details", { class: "thought" }, make("summary", {}, "Reasoning"), make("div", {}, text));
-}
-
-// A call: its name, and its arguments one below the other where they are an object.
-export function toolCall({ function: { name, arguments: given } }) {
-  const box = make("div", { class: "call" }, make("p", {}, "Tool call: ", make("code", {}, name || "(no name)")));
-  let values = null;
-  try {
-    values = JSON.parse(given);
-  } catch {
-    // not complete, or not JSON: shown as it is
-  }
-  if (values && typeof values === "object" && !Array.isArray(values)) {
-    const list = make("dl");
-    for (const [key, value] of Object.entries(values)) {
-      list.append(make("dt", {}, key), make("dd", {}, valueText(value)));
-    }
-    if (list.children.length) box.append(list);
-  } else if (given) {
-    box.append(make("pre", { tabindex: 0, "aria-label": "Arguments" }, given));
-  }
-  return box;
 }

@@ -1,6 +1,6 @@
 // The tokens of a reply, marked by how likely they were, and the table of what else each might have been.
 
-import { $, make } from "./dom.js";
+import { $, make } from "../dom.js";
 
 // The lower ends of the classes of probability, p0 to p4. The legend in index.html names the same.
 const LOWEST = [0.8, 0.5, 0.25, 0.08, 0];
