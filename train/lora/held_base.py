@@ -1,7 +1,7 @@
 """An adapter's base that stays quantized in memory: how it is loaded, and when.
 
 Layers are held as Q8_0 or Q4_0 blocks, embedding and head as Q8_0, and unpacked when the kernels pack them. Blocks of
-these types are found again in the values that they stand for: a base that a GGUF file holds so loses nothing.
+these types are found again in the values that they stand for: layers that a GGUF file holds so lose nothing.
 
 Tested in tests/train/lora/test_held_base.py.
 """
