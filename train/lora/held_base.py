@@ -88,7 +88,8 @@ def load(directory: str | Path, shape: ModelConfig, bits: int, *, spread: range 
     modules = {
         f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, nn.Linear | nn.Embedding)
     }
-    own, found = model.state_dict(), set()
+    own = model.state_dict()
+    found: set[str] = set()
     for name, stored in stream_weights(directory, tied=shape.tie_embeddings):
         tensor = stored
         if name in resize.TABLES:

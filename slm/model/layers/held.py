@@ -54,8 +54,8 @@ def whole(weight: Tensor) -> Tensor:
 
 
 def parts(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of the weight's values: all at once where they are there, else some at a time, each written over
-    the ones before."""
+    """(first row, rows) of the weight's values: all at once where they are there, else some at a time, each
+    written over the ones before."""
     global _scratch
     if (held := held_of(weight)) is None:
         yield 0, weight
