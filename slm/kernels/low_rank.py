@@ -99,7 +99,7 @@ class LowRankStack:
             for own, rows, inner in self._parts:
                 a_RI[inner] = own.a.detach()
                 torch.mul(own.b.detach(), own.scale, out=b_OR[rows, inner])
-            layouts = []
+            layouts: list[Tensor] = []
             for weight in (a_RI, b_OR) * 2:
                 n, k = weight.shape
                 out = torch.empty(n * k // kernels.values_per_unit, dtype=torch.int32)

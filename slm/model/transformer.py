@@ -78,7 +78,7 @@ class LanguageModel(nn.Module):
         return whole(self.head)
 
     @property
-    def head(self) -> nn.Parameter:
+    def head(self) -> Tensor:
         """The output projection's parameter."""
         return self.model.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
 

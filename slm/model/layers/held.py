@@ -40,7 +40,8 @@ def hold(module: nn.Linear | nn.Embedding, held: Held) -> None:
     """From now on the module computes with ``held``, which no gradient changes."""
     module.weight = nn.Parameter(torch.full((1, 1), torch.nan).expand(held.shape), requires_grad=False)
     module.weight.slm_held = held  # type: ignore[attr-defined]
-    module.forward = partial(_linear if isinstance(module, nn.Linear) else _embedding, module)  # type: ignore[method-assign]
+    forward = partial(_linear, module) if isinstance(module, nn.Linear) else partial(_embedding, module)
+    module.forward = forward  # type: ignore[method-assign]
 
 
 def held_of(weight: Tensor) -> Held | None:
