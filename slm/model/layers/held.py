@@ -30,7 +30,6 @@ class Held(Protocol):
     """A matrix [O, I] in some form that takes less memory than f32."""
 
     shape: tuple[int, int]
-    nbytes: int
 
     def rows(self, some: slice | np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """f32 [rows, I]: those of a slice, or of these ids; in ``out`` where it is given."""
