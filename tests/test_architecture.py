@@ -46,19 +46,8 @@ ORDER = {
         "__main__",
     ),
     "slm.kernels": (
-        *(
-            "checked",
-            "native",
-            "packed",
-            "gradients",
-            "workspace",
-            "operations",
-            "forward",
-            "head",
-            "backward",
-            "fused",
-        ),
-        *("self_check", "choice"),
+        *("checked", "native", "gradients", "low_rank", "packed", "workspace", "operations", "forward", "head"),
+        *("backward", "fused", "self_check", "choice"),
     ),
     "train": (
         *("phases", "config", "resolve", "model_shape", "run_lock", "guards", "interrupt", "predict", "optim"),

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from slm.data.stream.packing import document_starts
 from slm.kernels.fused import Fused, unsupported, unsupported_shape, usable
+from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss, head_gradients, softmax_gradient
 from slm.model.layers.attention import BLOCK
+from slm.model.layers.held import held_of
 from slm.model.transformer import LanguageModel
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
@@ -68,14 +70,10 @@ class Backend(ABC):
         scored; valid until the next call. ``words_V`` and ``offsets_V`` are those of ``HeadPass``."""
 
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
-        """Called after every update."""
+        """Called after every update. Frozen weights are as before."""
 
     def on_progress(self, tell: Callable[[float], None]) -> None:  # noqa: B027 - autograd does not know
         """``tell`` is called with the share of a call of ``gradients`` that is done, where that is known."""
-
-    def merged_weights_changed(self) -> None:
-        """The same where frozen weights are as before."""
-        self.weights_changed()
 
     def _starts(self, ids_BT: Tensor, starts_BT: Tensor | None) -> Tensor | None:
         """Where each position's document begins, int32 [B, T]; None where documents may attend to each other.
@@ -182,9 +180,6 @@ class KernelBackend(Backend):
     def on_progress(self, tell: Callable[[float], None]) -> None:
         self.fused.on_progress(tell)
 
-    def merged_weights_changed(self) -> None:
-        self.fused.forget_weights(frozen=False)
-
 
 def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Environment, *, masked: bool) -> int:
     """What autograd keeps of attention until the backward pass of a micro-batch, beyond hidden states.
@@ -202,6 +197,11 @@ def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Enviro
         per_layer = length * length if masked else 0
     layers = shape.n_layers if config.recompute == "none" else 1
     return (2 if environment.precision == "bf16" else 4) * config.micro_batch * layers * per_layer
+
+
+def packed_bytes(shape: ModelConfig, environment: Environment) -> int:
+    """What the kernels' packed weights take where they are kept, for both passes."""
+    return 2 * (2 if environment.precision == "bf16" else 4) * shape.n_params
 
 
 def count_scored(targets_BT: Tensor) -> int:
@@ -227,9 +227,12 @@ def make_backend(
     ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may.
     """
     if (kernels := usable(model, environment.kernels)) is not None:
-        # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time.
-        keep = config.recompute == "none"
-        one_pass = config.grad_accum == 1
+        # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time. Those of
+        # an adapter's base never change, and are kept where that leaves most of the memory to others.
+        frozen = not any(each.requires_grad for each in model.parameters())
+        small = held_of(model.head) is None and packed_bytes(model.config, environment) < available_bytes() / 4
+        keep = config.recompute == "none" and (small or not frozen)
+        one_pass = config.grad_accum == 1 and not frozen
         fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)
         return KernelBackend(fused, eot_id)
     model.gradient_checkpointing = config.recompute != "none"

@@ -303,10 +303,15 @@ class LoraConfig:
     """B A counts alpha / rank times; None: twice the rank."""
     targets: tuple[str, ...] = LINEAR_LAYERS
     """The linear layers that get an adapter, by their names in every block."""
+    base_bits: int | None = None
+    """Of the base's weights in memory: 32 (f32), 8 (Q8_0 blocks) or 4 (Q4_0; embedding and head Q8_0). None: 32 where
+    that fits, else 8 or 4."""
 
     def __post_init__(self) -> None:
         if self.rank < 0:
             raise UserError(f"lora.rank={self.rank} must be at least 1, for example 16, or 0 for no adapter")
+        if self.base_bits not in (None, 4, 8, 32):
+            raise UserError(f"lora.base_bits={self.base_bits} must be 4, 8 or 32, or null for what fits")
         if self.alpha is not None and not 0 < self.alpha < math.inf:
             raise UserError(f"lora.alpha={self.alpha} must be above 0, for example {2 * max(1, self.rank)}")
         known = {name for traits in TRAITS.values() for name in traits.linear_layers}

@@ -27,7 +27,7 @@ from slm.train.distributed.launch_files import restarts
 from slm.train.distributed.ranks import LostPeerError, Ranks
 from slm.train.distributed.shared_state import broadcast_resume_point, broadcast_tokenizer, make_shared_optimizer
 from slm.train.environment import Environment, prepare
-from slm.train.lora.base import adapter_line, make_trained, with_adapter
+from slm.train.lora.base import adapter_line, make_trained
 from slm.train.memory import resource_errors
 from slm.train.objective.make import make_objective, objective_line
 from slm.train.objective.objective import Objective
@@ -187,7 +187,7 @@ def _parts(
         optimizer=optimizer,
         loader=data.loader,
         text=text,
-        backend=with_adapter(backend, trained),
+        backend=backend,
         objective=objective,
         validator=Validator(data.validation_blocks, tokenizer, model.config.vocab_size, train.micro_batch, objective),
         kept_blocks=data.kept_blocks,

@@ -10,7 +10,14 @@ from torch import Tensor
 
 from slm.kernels.forward import Forward, attention_arguments, conv_arguments
 from slm.kernels.gradients import gradient_of, run_hooks
-from slm.kernels.operations import add_bias_gradient, add_weight_gradient, add_weight_gradients, norm, norm_backward
+from slm.kernels.operations import (
+    add_bias_gradient,
+    add_product,
+    add_weight_gradient,
+    add_weight_gradients,
+    norm,
+    norm_backward,
+)
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
 from slm.model.layers.layer import Attention
@@ -58,12 +65,16 @@ class Backward:
         if self._post_norms:
             d_branch_ND = work.buffer("d_branch", N, D)
             norm_backward(work, layer.post_feedforward_layernorm, dx_ND, s.branch_2, s.inverse_rms_4, None, d_branch_ND)
-        weights = work.down[index].layout("backward")
-        work.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *gate_up, d_gate_up, act_NF, self._gelu)
+        down, into = work.down[index], (*gate_up, d_gate_up, act_NF)
+        adds = int(self._low_rank_gradient(d_branch_ND, down, act_NF))
+        weights = down.layout("backward")
+        work.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *into, self._gelu, adds)
         add_weight_gradient(work, "down", d_branch_ND, act_NF, layer.mlp.down_proj.weight)
+        self._add_low_rank(d_branch_ND, down, act_NF)
         self._input_gradient(d_gate_up, work.gate_up[index], dh_ND)
         h_ND = norm(work, layer.feedforward_norm, s.mid_ND, None)
         add_weight_gradients(work, "gate_up", d_gate_up, h_ND, (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
+        self._add_low_rank(d_gate_up, work.gate_up[index], h_ND)
         run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
         norm_backward(work, layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
 
@@ -77,6 +88,7 @@ class Backward:
             norm_backward(work, layer.post_attention_layernorm, dx_ND, s.branch_1, s.inverse_rms_3, None, d_branch_ND)
         self._input_gradient(d_branch_ND, work.o[index], d_attended)
         add_weight_gradient(work, "o", d_branch_ND, s.attended, attention.o_proj.weight)
+        self._add_low_rank(d_branch_ND, work.o[index], s.attended)
         size = work.kernels.slm_attention_backward_scratch(B, T, c.n_heads, c.head_dim)
         heads = work.buffer("heads", size, dtype=torch.float32)
         norms = work.buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
@@ -87,7 +99,9 @@ class Backward:
         )
         dh_ND = work.buffer("dh", *dx_ND.shape)
         self._input_gradient(d_qkv, work.qkv[index], dh_ND)
-        self._add_qkv_gradients(attention, d_qkv, norm(work, layer.input_layernorm, x_ND, None))
+        h_ND = norm(work, layer.input_layernorm, x_ND, None)
+        self._add_qkv_gradients(attention, d_qkv, h_ND)
+        self._add_low_rank(d_qkv, work.qkv[index], h_ND)
         if attention.qk_norm:
             d_norms[0] *= c.query_factor
             _add_qk_norm_gradients(attention, d_norms)
@@ -98,13 +112,16 @@ class Backward:
         d_mixed_ND, d_bcx = work.buffer("d_mixed", *s.attended.shape), work.buffer("d_bcx", *s.qkv.shape)
         self._input_gradient(dx_ND, work.o[index], d_mixed_ND)
         add_weight_gradient(work, "out_proj", dx_ND, s.attended, conv.out_proj.weight)
+        self._add_low_rank(dx_ND, work.o[index], s.attended)
         arguments, d_taps_WD = conv_arguments(work, conv), torch.empty(conv.taps_WD.shape)
         size = work.kernels.slm_short_conv_scratch(x_ND.shape[1], len(d_taps_WD))
         partial = work.buffer("partial_taps", size, dtype=torch.float32)
         work.kernels.slm_short_conv_backward(s.qkv, d_mixed_ND, *arguments, d_bcx, d_taps_WD, partial)
         dh_ND = work.buffer("dh", *dx_ND.shape)
         self._input_gradient(d_bcx, work.qkv[index], dh_ND)
-        add_weight_gradient(work, "in_proj", d_bcx, norm(work, layer.input_layernorm, x_ND, None), conv.in_proj.weight)
+        h_ND = norm(work, layer.input_layernorm, x_ND, None)
+        add_weight_gradient(work, "in_proj", d_bcx, h_ND, conv.in_proj.weight)
+        self._add_low_rank(d_bcx, work.qkv[index], h_ND)
         if conv.conv.weight.requires_grad:
             _add_gradient(conv.conv.weight, d_taps_WD.T[:, None])
         run_hooks(conv.out_proj.weight, conv.in_proj.weight)
@@ -121,8 +138,28 @@ class Backward:
         run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
 
     def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
+        residual = out if self._low_rank_gradient(dy, packed, out) else None
         weights = packed.layout("backward")
-        self._work.kernels.slm_linear(dy, dy.shape[0], packed.rows, weights, packed.width, None, out)
+        self._work.kernels.slm_linear(dy, dy.shape[0], packed.rows, weights, packed.width, residual, out)
+
+    def _low_rank_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> bool:
+        """Whether the layers have adapters: then ``out`` gets what these add to the gradient of their input."""
+        if (low := packed.low_rank) is None:
+            return False
+        low.add_backward(self._work.kernels, dy, self._work.room("low_dy", len(dy), low.rank), out)
+        return True
+
+    def _add_low_rank(self, dy: Tensor, packed: PackedWeights, x: Tensor) -> None:
+        """Add the gradients of the layers' adapters, right after that of their input."""
+        if (low := packed.low_rank) is None:
+            return
+        work, N = self._work, len(x)
+        u_NR, v_NR = work.room("low_x", N, low.rank), work.room("low_dy", N, low.rank)
+        low.inner(work.kernels, x, u_NR)
+        da_RI, db_RO = torch.empty(low.rank, low.width), torch.empty(low.rank, low.rows)
+        add_product(work, "low_rank", v_NR, x, da_RI, 0, work.kernels)
+        add_product(work, "low_rank", u_NR, dy, db_RO, 0, work.kernels)
+        low.add_gradients(da_RI, db_RO)
 
     def _embed(self, ids_N: Tensor, dx_ND: Tensor) -> None:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config

@@ -18,9 +18,9 @@ ARGUMENTS = {
     "slm_pack_forward": "weight:f32:n*k n k out:unit:(2 if half else 1)*n*k//U half",
     "slm_pack_backward": "weight:f32:n*k n k out:unit:total*k//U first total",
     "slm_linear": "x:act:m*k m k B:unit:n*k//U n residual?:act:m*n out:act:m*n",
-    "slm_gate_up": "x:act:m*k m k B:unit:2*f*k//U f gate?:act:m*f up?:act:m*f act:act:m*f gelu",
+    "slm_gate_up": "x:act:m*k m k B:unit:2*f*k//U f gate?:act:m*f up?:act:m*f act:act:m*f gelu add",
     "slm_gate_up_backward": (
-        "dout:act:m*d m d B:unit:f*d//U f gate:act:m*f up:act:m*f d_gate_up:act:2*m*f act:act:m*f gelu"
+        "dout:act:m*d m d B:unit:f*d//U f gate:act:m*f up:act:m*f d_gate_up:act:2*m*f act:act:m*f gelu add"
     ),
     "slm_bias_gradient": "dy~:act:(m-1)*ldy+n ldy m n grad:f32:n add",
     "slm_weight_gradient": (

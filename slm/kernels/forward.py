@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from slm.kernels.operations import norm
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
+from slm.model.layers.held import held_of, rows_of
 from slm.model.layers.layer import Attention
 from slm.model.layers.lfm2 import ShortConv
 
@@ -91,7 +92,13 @@ class Forward:
         packed = work.gate_up[index]
         if self.observe:
             self.observe(packed.weights, h_ND)
-        work.kernels.slm_gate_up(h_ND, N, D, packed.layout("forward"), F, *gate_up, act_NF, self._gelu)
+        if (low := packed.low_rank) is not None:
+            gate_NF, up_NF = gate_up
+            if gate_NF is None or up_NF is None:
+                gate_up = gate_NF, up_NF = work.buffer("gate", N, F), work.buffer("up", N, F)
+            low.add_forward(work.kernels, h_ND, work.room("low_x", N, low.rank), [gate_NF, up_NF])
+        weights = packed.layout("forward")
+        work.kernels.slm_gate_up(h_ND, N, D, weights, F, *gate_up, act_NF, self._gelu, int(low is not None))
         return act_NF
 
     def normed_mlp(self, index: int, act_NF: Tensor, s: Activations) -> Tensor:
@@ -101,7 +108,9 @@ class Forward:
 
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
-        if ids_N.ndim == 2:  # bags of tokens [N, S]
+        if held_of(table_VD) is not None:
+            out_ND.copy_(rows_of(table_VD, ids_N).mul_(config.embedding_scale if config.traits.scaled_embedding else 1))
+        elif ids_N.ndim == 2:  # bags of tokens [N, S]
             out_ND.copy_(nn.functional.embedding_bag(ids_N, table_VD, mode="mean").mul_(config.embedding_scale))
         elif config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
             out_ND.copy_(nn.functional.embedding(ids_N, table_VD).mul_(config.embedding_scale))
@@ -120,6 +129,9 @@ class Forward:
     def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
         if self.observe:
             self.observe(packed.weights, x)
+        if (low := packed.low_rank) is not None:
+            low.add_forward(self._work.kernels, x, self._work.room("low_x", len(x), low.rank), [out], residual)
+            residual = out
         weights = packed.layout("forward")
         self._work.kernels.slm_linear(x, x.shape[0], packed.width, weights, packed.rows, residual, out)
 

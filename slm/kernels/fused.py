@@ -152,10 +152,10 @@ class Fused:
         """Call ``tell`` with the share of the work of each following ``loss_and_gradients`` that is done."""
         self._work.progress = tell
 
-    def forget_weights(self, *, frozen: bool = True) -> None:
-        """Convert the weights anew at the next call, ``frozen`` ones as well. Changes that autograd counts are noticed
-        without it."""
-        self._work.forget_weights(frozen=frozen)
+    def forget_weights(self) -> None:
+        """Convert the weights anew at the next call, but for frozen ones (``requires_grad`` false). Changes that
+        autograd counts are noticed without it."""
+        self._work.forget_weights()
 
     def _gradients(self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None) -> float:
         """Add every gradient of a loss of the logits. Returns the summed cross-entropy of the loss's last pass."""

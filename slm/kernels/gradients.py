@@ -3,12 +3,10 @@
 Tested in tests/slm/kernels/test_fused.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from slm.kernels.native import Kernels
 
 
 def gradient_of(parameter: Tensor) -> tuple[Tensor, int]:
@@ -21,8 +19,8 @@ def gradient_of(parameter: Tensor) -> tuple[Tensor, int]:
 
 def joined_gradient(parameters: Sequence[Tensor]) -> tuple[Tensor, int] | None:
     """``gradient_of`` for matrices of one width, as the rows of one tensor; None where they have gradients that do not
-    lie together, or are frozen or projected."""
-    if not all(each.requires_grad and projection_of(each) is None for each in parameters):
+    lie together, or are frozen."""
+    if not all(each.requires_grad for each in parameters):
         return None
     rows, width = sum(map(len, parameters)), parameters[0].shape[1]
     grads = [each.grad for each in parameters if each.grad is not None]
@@ -39,20 +37,6 @@ def joined_gradient(parameters: Sequence[Tensor]) -> tuple[Tensor, int] | None:
             return None
         place += grad.numel()
     return first.as_strided((rows, width), (width, 1)), 1
-
-
-Project = Callable[[Tensor, Tensor, Kernels], None]
-"""``project(dy, x, kernels)`` takes dy [N, outputs], perhaps columns of a wider tensor, and x [N, inputs]: dy^T x would
-be a weight's gradient."""
-
-
-def set_projection(weight: Tensor, project: Project) -> None:
-    """From now on the kernels call ``project`` instead of computing this weight's gradient."""
-    weight.slm_project = project  # type: ignore[attr-defined]
-
-
-def projection_of(weight: Tensor) -> Project | None:
-    return getattr(weight, "slm_project", None)
 
 
 def run_hooks(*parameters: Tensor) -> None:

@@ -17,6 +17,7 @@ from slm.kernels.operations import add_weight_gradient, norm, norm_backward
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Workspace
 from slm.model.head_loss import HeadLoss, HeadPass
+from slm.model.layers.held import whole
 
 HEAD_ROWS = 2048
 """Positions whose logits are held at once, at most."""
@@ -133,7 +134,8 @@ class Head:
     def _some(self, words_V: Tensor) -> PackedWeights:
         """The head's rows of these ids, as weights of their own."""
         weight = self._packed.weights[0]
-        return PackedWeights(self._kernels, [weight.detach()[words_V].requires_grad_(weight.requires_grad)], keep=True)
+        some = whole(weight).detach()[words_V].requires_grad_(weight.requires_grad)
+        return PackedWeights(self._kernels, [some], keep=True)
 
     def _cross_entropy(
         self,

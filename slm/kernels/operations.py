@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from slm.kernels.gradients import gradient_of, joined_gradient, projection_of, run_hooks
+from slm.kernels.gradients import gradient_of, joined_gradient, run_hooks
 from slm.kernels.native import Kernels
 from slm.kernels.workspace import Workspace
 from slm.model.layers.layer import RMSNorm
@@ -53,12 +53,8 @@ def add_weight_gradient(
 
     Weights of one ``name`` share their scratch memory. ``kernels``: those of the layers where none are given.
     """
-    if not weight.requires_grad:
-        return
-    if project := projection_of(weight):
-        project(dy[:, : len(weight)], x, kernels or work.kernels)
-    else:
-        _add_product(work, name, dy, x, *gradient_of(weight), kernels or work.kernels)
+    if weight.requires_grad:
+        add_product(work, name, dy, x, *gradient_of(weight), kernels or work.kernels)
 
 
 def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weights: Sequence[Tensor]) -> None:
@@ -67,7 +63,7 @@ def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weig
     One product, which lays ``x`` out once, where none is frozen and their gradients lie together.
     """
     if joined := joined_gradient(weights):
-        _add_product(work, name, dy, x, *joined, work.kernels)
+        add_product(work, name, dy, x, *joined, work.kernels)
         return
     column = 0
     for weight in weights:
@@ -75,21 +71,12 @@ def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weig
         column += len(weight)
 
 
-def _add_product(work: Workspace, name: str, dy: Tensor, x: Tensor, grad: Tensor, add: int, kernels: Kernels) -> None:
+def add_product(work: Workspace, name: str, dy: Tensor, x: Tensor, grad: Tensor, add: int, kernels: Kernels) -> None:
+    """Write dy^T x to ``grad`` [outputs, inputs], f32, or add it (``add`` = 1)."""
     (n, k), N = grad.shape, x.shape[0]
     size = kernels.slm_weight_gradient_scratch(N, n, k)
     scratch = work.room(f"packed_{name}", size, dtype=torch.int32)
     kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, add, scratch)
-
-
-def weight_gradient(kernels: Kernels, dy: Tensor, x: Tensor) -> Tensor:
-    """dy^T x [outputs, inputs], f32; dy may be some columns of a wider tensor. Inputs are a multiple of the kernels'
-    width."""
-    grad = torch.empty(dy.shape[1], x.shape[1])
-    (n, k), N = grad.shape, x.shape[0]
-    scratch = torch.empty(kernels.slm_weight_gradient_scratch(N, n, k), dtype=torch.int32)
-    kernels.slm_weight_gradient(dy, dy.stride(0), x, x.stride(0), N, n, k, grad, 0, scratch)
-    return grad
 
 
 def add_bias_gradient(work: Workspace, dy: Tensor, bias: Tensor) -> None:

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slm.kernels.low_rank import LowRankStack, low_rank_of
 from slm.kernels.native import Kernels
+from slm.model.layers.held import parts
 
 Direction = Literal["forward", "backward"]
 
@@ -29,22 +31,25 @@ class PackedWeights:
         self._memory: dict[Direction, Tensor] = {}
         self._ready: set[Direction] = set()
         self._made_of: list[tuple[int, int]] = []
-
-    @property
-    def trained(self) -> bool:
-        """Whether an update may change the weights."""
-        return any(weight.requires_grad for weight in self.weights)
+        self.low_rank: LowRankStack | None = None
+        """The adapters of the layers, where they have some."""
 
     def forget(self) -> None:
-        """The weights have changed: what was made of them is out of date (its memory is used again)."""
-        self._ready.clear()
+        """The weights have changed, if they are not frozen, and adapters have: what was made of them is out of date
+        (its memory is used again)."""
+        if any(weight.requires_grad for weight in self.weights):
+            self._ready.clear()
+        if self.low_rank is not None:
+            self.low_rank.forget()
 
     def check(self) -> None:
-        """Forget what was made of other tensors, or before changes that autograd counts."""
+        """Forget what was made of other tensors, or before changes that autograd counts; see adapters that are new."""
+        if self.low_rank is None and any(map(low_rank_of, self.weights)):
+            self.low_rank = LowRankStack(self.weights, self.kernels)
         now = [(weight.data_ptr(), weight._version) for weight in self.weights]
         if now != self._made_of:
             self._made_of = now
-            self.forget()
+            self._ready.clear()
 
     def layout(self, direction: Direction) -> Tensor:
         """The weights in panels of columns, units of 32 bits (pairs of bf16, or f32): int32 [rows * width / values per
@@ -64,12 +69,13 @@ class PackedWeights:
             self._ready.add(direction)
         row = 0
         for place, weight in enumerate(self.weights):
-            n, k = weight.shape
-            if direction == "backward":
-                self.kernels.slm_pack_backward(weight, n, k, out, row, self.rows)
-            elif self._side_by_side:
-                self.kernels.slm_pack_forward(weight, n, k, out, place + 1)
-            else:
-                self.kernels.slm_pack_forward(weight, n, k, out[row * k // per_unit :], 0)
-            row += n
+            for start, part in parts(weight):
+                n, k = part.shape
+                if direction == "backward":
+                    self.kernels.slm_pack_backward(part, n, k, out, row + start, self.rows)
+                elif self._side_by_side:
+                    self.kernels.slm_pack_forward(part, n, k, out[2 * start * k // per_unit :], place + 1)
+                else:
+                    self.kernels.slm_pack_forward(part, n, k, out[(row + start) * k // per_unit :], 0)
+            row += len(weight)
         return out

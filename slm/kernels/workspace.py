@@ -70,7 +70,7 @@ class Workspace:
         self.o = [pack(*out) for _, out, *_ in groups]
         self.gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self.layers)]
         self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
-        self.head = PackedWeights(kernels.head, [model.head_weight_VD], keep=keep_packed)
+        self.head = PackedWeights(kernels.head, [model.head], keep=keep_packed)
 
     def keep_packed(self, keep: bool) -> None:
         """From now on packed weights are kept, or made at each use."""
@@ -105,12 +105,11 @@ class Workspace:
         local_BT = local_starts(self.config, torch.Size((B, T)), self._starts_BT)
         self._local_starts_BT = None if local_BT is None else local_BT.contiguous()
 
-    def forget_weights(self, *, frozen: bool = True) -> None:
-        """Pack the weights anew at the next batch, ``frozen`` ones as well. Changes that autograd counts, and other
-        tensors in a parameter's place, are noticed without it."""
+    def forget_weights(self) -> None:
+        """Pack the weights anew at the next batch, but for frozen ones. Changes that autograd counts, and other tensors
+        in a parameter's place, are noticed without it."""
         for packed in self._all_packed():
-            if frozen or packed.trained:
-                packed.forget()
+            packed.forget()
 
     def saved(self, index: int) -> Activations:
         """Where layer ``index`` writes its activations: its own, or those that layers share to be computed again."""

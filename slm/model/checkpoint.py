@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from slm.data.errors import UserError
 from slm.data.storage import fsync
 from slm.model import lora
 from slm.model.config import ModelConfig
+from slm.model.layers.held import computed, held_of
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
-from slm.model.snapshot import Snapshot
+from slm.model.snapshot import Computed, Snapshot
 from slm.model.stored_weights import WEIGHTS as WEIGHTS
 from slm.model.stored_weights import has_own_head, note_own_head, with_table
 from slm.model.stored_weights import load_weights as load_weights
@@ -78,27 +79,37 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
     if model.config.tie_embeddings:
         weights = with_table(weights)
     own = model.state_dict()
-    for name in own:
-        if name not in weights:
-            raise UserError(f"{where} lacks the tensor {name}, which its config.json calls for; {_TOGETHER}")
-        if own[name].shape != weights[name].shape:
-            raise UserError(
-                f"{where}: tensor {name} has shape {tuple(weights[name].shape)}, "
-                f"but config.json calls for {tuple(own[name].shape)}; {_TOGETHER}"
-            )
-    unknown = sorted(set(weights) - set(own))
-    if unknown:
-        raise UserError(
-            f"{where} holds the tensor {unknown[0]}, which a {model.config.arch} model does not have; {_TOGETHER}"
-        )
+    check_complete(own, set(weights), where=where)
+    for name in sorted(weights):
+        check_tensor(own, name, weights[name], arch=model.config.arch, where=where)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(weights[name])
 
 
+def check_complete(own: Mapping[str, Tensor], found: Set[str], where: str) -> None:
+    """UserError names the first of a model's ``own`` tensors that was not found."""
+    if missing := [name for name in own if name not in found]:
+        raise UserError(f"{where} lacks the tensor {missing[0]}, which its config.json calls for; {_TOGETHER}")
+
+
+def check_tensor(own: Mapping[str, Tensor], name: str, tensor: Tensor, *, arch: str, where: str) -> None:
+    """UserError for a tensor that is not one of the model's ``own``, or has another shape."""
+    if name not in own:
+        raise UserError(f"{where} holds the tensor {name}, which a {arch} model does not have; {_TOGETHER}")
+    if own[name].shape != tensor.shape:
+        raise UserError(
+            f"{where}: tensor {name} has shape {tuple(tensor.shape)}, but config.json calls for "
+            f"{tuple(own[name].shape)}; {_TOGETHER}"
+        )
+
+
 def save_model(directory: Path, model: LanguageModel) -> None:
     """Write ``config.json``, ``generation_config.json`` and ``model.safetensors`` (f32) into ``directory``."""
     write_config(directory, model.config)
+    if any(held_of(each) is not None for each in model.parameters()):
+        Snapshot({WEIGHTS: computed(model)}).write_file(WEIGHTS, directory / WEIGHTS)
+        return
     tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
 
@@ -121,7 +132,7 @@ def also_stop_at(directory: Path, token: int) -> None:
 
 
 def take_snapshot(
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Tensor | Computed],
     tensors: dict[str, Tensor],
     adapter: dict[str, Tensor] | None = None,
     quantized: QuantizedWeights | None = None,

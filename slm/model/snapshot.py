@@ -7,9 +7,11 @@ then. Where writing is faster than a step nothing is copied at all.
 
 import hashlib
 import json
+import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -34,6 +36,42 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+Rows = Callable[[slice], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A tensor that is computed when it is written, of what does not change until then."""
+
+    shape: tuple[int, ...]
+    rows: Rows
+    """Some of its rows, f32."""
+
+
+class _ComputedEntry:
+    """One of them: nothing of it is shared with training."""
+
+    live, dtype = False, torch.float32
+
+    def __init__(self, name: str, computed: Computed) -> None:
+        self.name, self.shape, self._computed = name, list(computed.shape), computed
+        self.nbytes, self.read = 4 * math.prod(computed.shape), 0
+
+    def copy_rest(self) -> int:
+        return 0
+
+    def drop(self) -> None:
+        self.read = self.nbytes
+
+    def pieces(self) -> Iterator[memoryview]:
+        row_bytes = max(1, self.nbytes // max(1, self.shape[0]))
+        step = max(1, PIECE_BYTES // row_bytes)
+        for start in range(0, self.shape[0], step):
+            piece = np.ascontiguousarray(self._computed.rows(slice(start, start + step)), dtype=np.float32)
+            self.read += piece.nbytes
+            yield piece.reshape(-1).view(np.uint8).data
 
 
 class _Entry:
@@ -66,10 +104,12 @@ class _Entry:
 class Snapshot:
     """Tensors by file and name. One thread writes them; another calls ``detach`` before it changes them."""
 
-    def __init__(self, files: dict[str, dict[str, Tensor]], metadata: dict[str, dict[str, str]] | None = None) -> None:
+    def __init__(
+        self, files: Mapping[str, Mapping[str, Tensor | Computed]], metadata: dict[str, dict[str, str]] | None = None
+    ) -> None:
         """``metadata``: further entries of a file's header, by the file's name."""
         self._metadata = metadata or {}
-        self._files = {file: [_Entry(name, t) for name, t in tensors.items()] for file, tensors in files.items()}
+        self._files = {file: [_entry(name, t) for name, t in tensors.items()] for file, tensors in files.items()}
         for entries in self._files.values():
             entries.sort(key=lambda entry: (-entry.dtype.itemsize, entry.name))  # keeps every tensor aligned
         self.files = tuple(files)
@@ -78,7 +118,7 @@ class Snapshot:
         self._all_read = threading.Event()
         self.nbytes = sum(entry.nbytes for entry in self._entries())
 
-    def _entries(self) -> list[_Entry]:
+    def _entries(self) -> "list[_Entry | _ComputedEntry]":
         return [entry for entries in self._files.values() for entry in entries]
 
     def unread(self) -> int:
@@ -123,9 +163,17 @@ class Snapshot:
             os.fsync(out.fileno())
         return digest.hexdigest()
 
-    def _pieces(self, entries: list[_Entry]) -> Iterator[memoryview]:
+    def _note_end(self) -> None:
+        if all(entry.read == entry.nbytes for entry in self._entries()):
+            self._all_read.set()
+
+    def _pieces(self, entries: "list[_Entry | _ComputedEntry]") -> Iterator[memoryview]:
         staging = np.empty(PIECE_BYTES, dtype=np.uint8)
         for entry in entries:
+            if isinstance(entry, _ComputedEntry):
+                yield from entry.pieces()
+                self._note_end()
+                continue
             while entry.read < entry.nbytes:
                 with self._lock:
                     start = entry.read - entry.base
@@ -137,9 +185,12 @@ class Snapshot:
                     entry.read += len(piece)
                     if entry.read == entry.nbytes:
                         entry.drop()
-                        if all(other.read == other.nbytes for other in self._entries()):
-                            self._all_read.set()
+                        self._note_end()
                 yield staging.data[: len(piece)]
+
+
+def _entry(name: str, tensor: Tensor | Computed) -> _Entry | _ComputedEntry:
+    return _ComputedEntry(name, tensor) if isinstance(tensor, Computed) else _Entry(name, tensor)
 
 
 def _write(out: FileIO, piece: memoryview | bytes, digest: "hashlib._Hash") -> None:

@@ -8,7 +8,7 @@ import functools
 import json
 import pickle
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -52,6 +52,34 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
             raise UserError(f"{directory}: {quantized_message(kind)}")
     names = plain_names(weights, str(directory))
     return {names[name]: tensor for name, tensor in weights.items()}
+
+
+def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
+    """``load_weights`` one tensor at a time, each given up before the next; of a ``tied`` model the one table."""
+    path = Path(directory) / WEIGHTS
+    if not path.is_file():
+        weights = load_weights(directory)
+        yield from (with_table(weights) if tied else weights).items()
+        return
+    try:
+        with safe_open(path, framework="pt") as file:
+            stored = list(file.keys())
+        names = plain_names(dict.fromkeys(stored), str(directory))
+        for each in stored:
+            name = names[each]
+            if name.endswith("rotary_emb.inv_freq"):
+                continue
+            if tied and name == HEAD:
+                if TABLE in names.values():
+                    continue
+                name = TABLE
+            with safe_open(path, framework="pt") as file:  # opened anew: what was read before is given up
+                tensor = file.get_tensor(each)
+            if kind := _quantized_by(name, tensor.dtype):
+                raise UserError(f"{directory}: {quantized_message(kind)}")
+            yield name, tensor
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error, 200)}; download or save it again") from None
 
 
 def has_own_head(directory: str | Path) -> bool:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
 from slm.model.initialization import CLASSIC, initialize
+from slm.model.layers.held import whole
 from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
 from slm.model.layers.lfm2 import Lfm2Layer
 from slm.model.rope import attention_factor, rope_frequencies
@@ -73,6 +74,12 @@ class LanguageModel(nn.Module):
 
     @property
     def head_weight_VD(self) -> Tensor:
+        """The output projection's values: its parameter, or those that it is held as."""
+        return whole(self.head)
+
+    @property
+    def head(self) -> Tensor:
+        """The output projection's parameter."""
         return self.model.embed_tokens.weight if self.config.tie_embeddings else self.lm_head.weight
 
     def hidden_states(

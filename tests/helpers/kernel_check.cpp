@@ -15,8 +15,8 @@ extern "C" {
 void slm_pack_forward(const float*, long, long, float*, int);
 void slm_pack_backward(const float*, long, long, float*, long, long);
 void slm_linear(const float*, long, long, const float*, long, const float*, float*);
-void slm_gate_up(const float*, long, long, const float*, long, float*, float*, float*, int);
-void slm_gate_up_backward(const float*, long, long, const float*, long, const float*, const float*, float*, float*, int);
+void slm_gate_up(const float*, long, long, const float*, long, float*, float*, float*, int, int);
+void slm_gate_up_backward(const float*, long, long, const float*, long, const float*, const float*, float*, float*, int, int);
 void slm_bias_gradient(const float*, long, long, long, float*, int);
 void slm_weight_gradient(const float*, long, const float*, long, long, long, long, float*, int, float*);
 long slm_weight_gradient_scratch(long, long, long);
@@ -143,11 +143,14 @@ static void activation_of(double x, int gelu, double& value, double& slope) {
 static void gate_up(int gelu) {
     const long m = STRIPS * MR + 1, k = 40, f = 2 * NR;
     const Floats x = numbers(m * k), g = numbers(f * k), u = numbers(f * k);
-    Floats packed(2 * f * k), gate(m * f), up(m * f), act(m * f);
+    Floats packed(2 * f * k), gate = numbers(m * f), up = numbers(m * f), act(m * f);
+    const int add = gelu;  // with one of the two activations
+    const Floats first_gate = gate, first_up = up;
     slm_pack_forward(g.data(), f, k, packed.data(), 1);
     slm_pack_forward(u.data(), f, k, packed.data(), 2);
-    slm_gate_up(x.data(), m, k, packed.data(), f, gate.data(), up.data(), act.data(), gelu);
-    const Doubles gates = product(x, g, m, k, f), ups = product(x, u, m, k, f);
+    slm_gate_up(x.data(), m, k, packed.data(), f, gate.data(), up.data(), act.data(), gelu, add);
+    Doubles gates = product(x, g, m, k, f), ups = product(x, u, m, k, f);
+    for (long i = 0; add && i < m * f; i++) gates[i] += first_gate[i], ups[i] += first_up[i];
     double value, slope;
     compare(gelu ? "gate and up with GELU" : "gate and up with SiLU", act, [&] {
         Doubles expected(m * f);
@@ -159,13 +162,16 @@ static void gate_up(int gelu) {
     });
 
     const Floats dout = numbers(m * k), down = numbers(k * f);
-    Floats back(k * f), d_gate_up(m * 2 * f), again(m * f);
+    Floats back(k * f), d_gate_up(m * 2 * f), again = numbers(m * f);
+    const Floats first_act = again;
     gate[0] = -300, gate[1] = 300, gate[2] = -88;
     slm_pack_backward(down.data(), k, f, back.data(), 0, k);
-    slm_gate_up_backward(dout.data(), m, k, back.data(), f, gate.data(), up.data(), d_gate_up.data(), again.data(), gelu);
+    slm_gate_up_backward(dout.data(), m, k, back.data(), f, gate.data(), up.data(), d_gate_up.data(), again.data(), gelu,
+                         add);
     again.insert(again.end(), d_gate_up.begin(), d_gate_up.end());
     compare(gelu ? "their gradients with GELU" : "their gradients with SiLU", again, [&] {
-        const Doubles dact = product(dout, turned(down, k, f), m, k, f);
+        Doubles dact = product(dout, turned(down, k, f), m, k, f);
+        for (long i = 0; add && i < m * f; i++) dact[i] += first_act[i];
         Doubles expected(3 * m * f);
         for (long i = 0; i < m * f; i++) {
             activation_of(gate[i], gelu, value, slope);

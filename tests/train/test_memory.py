@@ -34,8 +34,15 @@ def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monk
         check_memory(vast, config())
     state = SMALL.training_state_bytes
     monkeypatch.setattr(memory, "available_bytes", lambda: state + 1000)
-    with pytest.raises(UserError, match="two copies of the weights"):
-        check_memory(vast, config(), adapter=True)
+    with pytest.raises(UserError, match="GiB for the weights and an adapter"):
+        check_memory(vast, config(), rank=16)
+    adapter = 16 * 16 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 256))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * SMALL.n_params + adapter)
+    assert "warning: a step needs" in check_memory(SMALL, config(), rank=16)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * SMALL.n_params + adapter - 1)
+    with pytest.raises(UserError, match="the weights and an adapter"):
+        check_memory(SMALL, config(), rank=16)
+    monkeypatch.setattr(memory, "available_bytes", lambda: state + 1000)
     warned = check_memory(SMALL, config())
     assert "train.micro_batch=2 train.grad_accum=2" in warned
     assert "train.gradient_checkpointing=true" in warned

@@ -19,7 +19,8 @@ from slm.train.bigrams.start import start_from_bigrams
 from slm.train.config import RunConfig
 from slm.train.distributed.ranks import Ranks
 from slm.train.environment import Environment
-from slm.train.lora.base import base_directory, keep_base, new_ids
+from slm.train.lora import held_base
+from slm.train.lora.base import base_directory, keep_base, kept_base, new_ids
 from slm.train.memory import check_memory
 
 
@@ -29,7 +30,7 @@ class FirstModel:
 
     model: LanguageModel
     notes: tuple[str | None, ...]
-    """Lines: where memory may be too small, and what weights begin as bigrams."""
+    """Lines: where memory may be too small, how a base is held, and what weights begin as bigrams."""
 
 
 def new_model(
@@ -47,21 +48,29 @@ def new_model(
     frozen = config.preference.loss == "dpo" or config.distill.teacher == "self"
     masked = train.mask_documents or config.data.has_chat or any(shape.local_layers)
     attention = attention_bytes(shape, train, environment, masked=masked)
-    kernels = environment.kernels
+    kernels, base = environment.kernels, held_base.choose(config, shape, environment, processes=ranks.size)
     warning = check_memory(
         shape,
         train,
-        adapter=config.lora.rank > 0,
+        rank=config.lora.rank,
+        base_bits=base.bits,
         frozen=frozen,
         attention=attention,
         value_bytes=2 if environment.precision == "bf16" else 4,
-        packed=kernels is not None and unsupported_shape(shape, kernels) is None and train.recompute == "none",
+        packed=kernels is not None
+        and unsupported_shape(shape, kernels) is None
+        and train.recompute == "none"
+        and not config.lora.rank,  # kept only where there is room
     )
     torch.manual_seed(train.seed)
     if directory and ranks.main:
         added = new_ids(directory, tokenizer) if config.lora.rank else range(0)
-        model = resize.load_model(directory, shape, spread=added)
-        if added:
+        held = base.bits < 32
+        if held:
+            model = held_base.load(directory, shape, base.bits, spread=added)
+        else:
+            model = resize.load_model(directory, shape, spread=added)
+        if (added or held) and not kept_base(root):
             keep_base(root, model, tokenizer)
     else:
         model = LanguageModel(shape, config.init)
@@ -70,7 +79,7 @@ def new_model(
         first = start_from_bigrams(config, tokenizer, model)
     model.train()
     ranks.broadcast(list(model.parameters()))
-    return FirstModel(model=model, notes=(warning, first))
+    return FirstModel(model=model, notes=(warning, base.line, first))
 
 
 def starting_shape(directory: str, seq_len: int, chat: Tokenizer | None, rank: int = 0) -> ModelConfig:

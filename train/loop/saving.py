@@ -71,7 +71,7 @@ class Saving:
                 each.save(content)
             if run.ranks.main:
                 snapshot = checkpoint.take_snapshot(
-                    content.weights,
+                    {**content.weights, **run.trained.merged()},
                     content.tensors,
                     run.trained.adapter_tensors(),
                     content.quantized,

@@ -6,7 +6,6 @@ Tested in tests/train/test_main.py, tests/train/test_reliability.py.
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from slm.model import checkpoint
 from slm.runs import Run, checkpoint_step
 from slm.train.components.component import Component
 from slm.train.parts import Parts
@@ -121,7 +120,7 @@ class Validations:
         if not run.questions or run.interrupt:
             return
         chosen = Run(root=run.root).checkpoint()
-        checkpoint.load_into(run.model, checkpoint.load_weights(chosen), str(chosen))
+        run.trained.load(chosen)
         out, texts = run.questions.after(lambda: bool(run.interrupt))
         if run.interrupt:
             return

@@ -1,7 +1,8 @@
 """The model that an adapter belongs to, and what a run trains of a model.
 
 An adapter fits one base. Where the conversations' chat template adds special tokens to the tokenizer, no other
-directory holds such a base: the run keeps it in its folder ``base``, as a Hugging Face model directory.
+directory holds such a base, and none where the base is held in blocks: the run keeps it in its folder ``base``, as a
+Hugging Face model directory.
 
 Tested in tests/train/lora/test_lora_run.py.
 """
@@ -11,10 +12,9 @@ from pathlib import Path
 from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.transformer import LanguageModel
-from slm.train.backend import Backend
 from slm.train.config import LoraConfig, RunConfig
 from slm.train.distributed.ranks import Ranks
-from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+from slm.train.lora.adapter import AdapterParameters
 from slm.train.optim.trained import Trained
 from slm.train.run.kept_model import keep_model, remove_model
 
@@ -25,7 +25,12 @@ BASE = "base"
 def base_directory(config: RunConfig, root: Path) -> str | None:
     """The model directory that a run begins from; None for a new model."""
     kept = root / BASE
-    return str(kept) if config.lora.rank and kept.is_dir() else config.init_from
+    return str(kept) if config.lora.rank and kept_base(root) else config.init_from
+
+
+def kept_base(root: Path) -> bool:
+    """Whether the run keeps the base of its adapter."""
+    return (root / BASE).is_dir()
 
 
 def new_ids(directory: str, tokenizer: Tokenizer) -> range:
@@ -52,11 +57,6 @@ def make_trained(model: LanguageModel, config: RunConfig, root: Path, ranks: Ran
     adapter = AdapterParameters(model, config.lora, str(where.resolve()) if where.exists() else directory)
     ranks.broadcast(list(adapter.parameters()))
     return adapter
-
-
-def with_adapter(backend: Backend, trained: Trained) -> Backend:
-    """``backend`` for what is trained."""
-    return AdapterBackend(backend, trained) if isinstance(trained, AdapterParameters) else backend
 
 
 def adapter_line(trained: Trained, config: LoraConfig) -> str | None:

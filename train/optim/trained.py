@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from slm.model import checkpoint
+from slm.model.snapshot import Computed
 from slm.model.transformer import LanguageModel
 
 
@@ -30,6 +31,10 @@ class Trained:
     def load(self, directory: Path) -> None:
         """Take the values of the checkpoint in ``directory``."""
         checkpoint.load_into(self.model, checkpoint.load_weights(directory), where=str(directory))
+
+    def merged(self) -> dict[str, Computed]:
+        """What a checkpoint holds in place of the model's weights; empty where the model itself is trained."""
+        return {}
 
     def adapter_tensors(self) -> dict[str, Tensor]:
         """What a checkpoint holds as an adapter; empty where the model itself is trained."""

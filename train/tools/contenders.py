@@ -64,7 +64,7 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
 
     from slm.train.backend import make_backend
     from slm.train.environment import Environment, number_format, prepare
-    from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+    from slm.train.lora.adapter import AdapterParameters
     from slm.train.objective.sampled_softmax import plain_text
     from slm.train.optim.make import make_optimizer
     from slm.train.step import StepResult, train_step
@@ -86,8 +86,6 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     began = perf_counter()
     backend = make_backend(model, config.train, environment)
     objective = plain_text(config.train.sampled_softmax, shape.vocab_size)
-    if adapter is not None:
-        backend = AdapterBackend(backend, adapter)
 
     def step() -> StepResult:
         return train_step(

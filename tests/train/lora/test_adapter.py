@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.func import functional_call
 
 from slm.data.errors import UserError
@@ -11,7 +12,7 @@ from slm.model import checkpoint, lora
 from slm.model.transformer import LanguageModel
 from slm.train.backend import AutogradBackend, Backend, KernelBackend
 from slm.train.config import LoraConfig
-from slm.train.lora.adapter import AdapterBackend, AdapterParameters
+from slm.train.lora.adapter import AdapterParameters
 from slm.train.objective.batch import split
 from slm.train.step import train_step
 from tests.helpers.kernels import kernels_for_test
@@ -63,14 +64,13 @@ def step_gradients(kind: str, config: LoraConfig, passes: int) -> dict[str, torc
     model = new_model()
     backend = backend_of(kind, model)
     adapter = new_adapter(model, config)
-    backend = AdapterBackend(backend, adapter)
     before = {name: p.detach().clone() for name, p in adapter.named_parameters()}
-    frozen = {name: p.detach().clone() for name, p in model.named_parameters() if name not in adapter.pairs}
+    frozen = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(adapter.parameters(), lr=1.0)
     batches = iter(np.split(conversations(), passes))
     train_step(adapter, optimizer, batches, grad_accum=passes, grad_clip=0.0, lr=1.0, backend=backend)
     assert all(p.grad is None for p in model.parameters())
-    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+    assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters())
     return {name: before[name] - p.detach() for name, p in adapter.named_parameters()}
 
 
@@ -110,7 +110,7 @@ def test_the_gradients_are_pefts(tmp_path):
     ids = torch.from_numpy(np.random.default_rng(1).integers(0, SHAPE.vocab_size, (2, 20)))
     loss = theirs(input_ids=ids, labels=ids).loss
     loss.backward()
-    backend = AdapterBackend(KernelBackend(Fused(model, kernels_for_test("avx2"))), adapter)
+    backend = KernelBackend(Fused(model, kernels_for_test("avx2")))
     nats = backend.gradients(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), 1 / (2 * 19))
     assert nats / (2 * 19) == pytest.approx(loss.item(), rel=1e-5)
     grads = {name.replace(".default", ""): p.grad for name, p in theirs.named_parameters() if p.grad is not None}
@@ -119,14 +119,23 @@ def test_the_gradients_are_pefts(tmp_path):
     check({name: p.grad for name, p in adapter.named_parameters()}, wanted)
 
 
-def test_merged_weights_are_the_base_and_the_product():
+def test_merged_weights_are_the_base_and_the_product_as_they_were(tmp_path):
     model, base = new_model(), new_model()
     adapter = new_adapter(model)
-    adapter.merge()
+    taken = checkpoint.take_snapshot(model.state_dict() | adapter.merged(), {})
+    pairs = {name: [each.detach().clone() for each in pair] for name, pair in adapter.pairs.items()}
+    assert taken.detach() == 0  # frozen weights are not copied
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter += 1
+    assert taken.write_file(checkpoint.WEIGHTS, tmp_path / "merged") == checkpoint.sha256(tmp_path / "merged")
+    assert taken.wait_read(0)
+    merged = load_file(tmp_path / "merged")
+    assert merged.keys() == model.state_dict().keys()
     for name, weight in base.named_parameters():
-        own = dict(model.named_parameters())[name]
+        own = merged[name]
         if name in adapter.pairs:
-            a_RI, b_OR = adapter.pairs[name]
+            a_RI, b_OR = pairs[name]
             torch.testing.assert_close(own, weight + CONFIG.scale * b_OR @ a_RI)
             assert not torch.equal(own, weight)
         else:
@@ -137,8 +146,8 @@ def test_an_adapter_begins_as_the_base():
     torch.manual_seed(1)
     model, base = new_model(), new_model()
     adapter = AdapterParameters(model, CONFIG, "base")
-    adapter.merge()
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), base.parameters(), strict=True))
+    for name, weight in base.named_parameters():
+        assert np.array_equal(adapter.merged()[name].rows(slice(None)), weight.detach())
     a_RI, b_OR = adapter.pairs["model.layers.1.mlp.down_proj.weight"]
     assert (a_RI.shape, b_OR.shape) == ((3, SHAPE.ffn_dim), (SHAPE.d_model, 3))
     assert 0.9 / SHAPE.ffn_dim**0.5 < a_RI.abs().max() <= 1 / SHAPE.ffn_dim**0.5
