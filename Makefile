@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# PyTorch's CPU wheels have an index of their own. The ordinary index would install CUDA on Linux.
+# PyTorch's CPU wheels have their own index. The ordinary index would install CUDA on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Whether set-up looks for what is missing before the first download: yes | no | only (and installs nothing).
 CHECK ?= yes
@@ -42,7 +42,7 @@ FORMAT ?=
 TASKS ?=
 # Of make report: "runs/a runs/b", or with commas, "runs/a,my runs/b".
 RUNS ?=
-# Tests run in parallel. They also wait, for processes of their own among others: "auto" takes three workers for two cores.
+# Tests run in parallel. They also wait, for their own processes among others: "auto" takes three workers for two cores.
 TEST_WORKERS ?= auto
 # Messages then advise make's targets.
 export SLM_MAKE := 1

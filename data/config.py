@@ -247,7 +247,7 @@ class DataConfig(SourceConfig):
     sources: list[SourceConfig] = field(default_factory=list)
     """``mixture``: what is mixed, by ``weight``."""
     with_files: list[SourceConfig] = field(default_factory=list)
-    """``mixture``: the sources in the place of ``sources`` where ``files`` are given: those of kind ``files`` that name
+    """``mixture``: the sources in place of ``sources`` where ``files`` are given: those of kind ``files`` that name
     none read these (and validate on ``val_files``). A configuration that was built has them in ``sources``."""
     val_fraction: float = 0.01
     """Share of the documents (chosen by a hash of their text) held out where no validation text is named. 0, for
@@ -291,7 +291,7 @@ class DataConfig(SourceConfig):
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
 
     def _take_files(self) -> None:
-        """Of a mixture: put the sources for ``files`` in the place of the others, so that all that reads a
+        """Of a mixture: put the sources for ``files`` in place of the others, so that all that reads a
         configuration finds what is read in ``sources``."""
         if self.kind != "mixture":
             return

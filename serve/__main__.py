@@ -111,7 +111,7 @@ async def _serve(
     if options.chat_template is not None:
         base = replace(base, chat_template=Path(options.chat_template).read_text(encoding="utf-8"))
         engines[next(iter(paths))] = base
-    # Each adapter has an engine of its own: its KV caches hold nothing that was computed without it.
+    # Each adapter has its own engine: its KV caches hold nothing that was computed without it.
     engines |= {name: replace(base, adapter=each.path, adapter_scale=each.scale) for name, each in adapters.items()}
     budget = None
     if len(engines) > 1:

@@ -44,7 +44,7 @@ class ServerOptions(EngineOptions):
     models: list[str] = field(default_factory=list)
     """More models, each a path or ``NAME=PATH``, loaded when a request asks for them."""
     lora: list[str] = field(default_factory=list)
-    """Adapters of ``model``, each a path or ``NAME=PATH``: each is a model of its own to clients."""
+    """Adapters of ``model``, each a path or ``NAME=PATH``: each is its own model to clients."""
     only_known_models: bool | None = None
     """None: with several models."""
     memory_budget_gb: float = 0.0

@@ -116,7 +116,7 @@ class Conversation:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self._messages]
 
     def retry(self, show: Callable[[str], None]) -> Reply:
-        """Another reply in the place of the last one. Raises ``UserError`` where there is none."""
+        """Another reply in place of the last one. Raises ``UserError`` where there is none."""
         if len(self._messages) < 2:
             raise UserError("there is no reply yet; send a message first")
         before = self._messages

@@ -136,7 +136,7 @@ def _declared(config_name: str, chosen: tuple[str, ...]) -> Any:
 
 
 def _check_groups(base: Any, values: dict[str, Any], prefix: str = "") -> None:
-    """Refuse a value in the place of a group of options (``train=5``)."""
+    """Refuse a value in place of a group of options (``train=5``)."""
     for key, options in base.items():
         if not isinstance(options, dict) or not options or key not in values:
             continue
@@ -253,7 +253,7 @@ def _explain(error: Exception, config_name: str, overrides: list[str]) -> str:
 
 
 def _has_key(path: Path, key: str) -> bool:
-    """Whether a file of a group has an option of its own with this name."""
+    """Whether a file of a group has its own option with this name."""
     from omegaconf import OmegaConf
 
     return key in OmegaConf.load(path)

@@ -1,6 +1,6 @@
-"""``data=path/to/mix.yaml``: a description of text in a file of one's own, in the form of those in ``configs/data/``.
+"""``data=path/to/mix.yaml``: a description of text in one's own file, in the form of those in ``configs/data/``.
 
-Hydra takes choices of a group from its folder. A file from elsewhere is added to its store under a name of its own, on
+Hydra takes choices of a group from its folder. A file from elsewhere is added to its store under its own name, on
 top of ``configs/data_options.yaml``, as each file of the group is.
 """
 

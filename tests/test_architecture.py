@@ -198,7 +198,7 @@ def test_rooms_import_only_downwards(room):
 
 
 def test_every_module_of_ours_is_imported_by_its_name_in_slm():
-    """A person's own ``train.py`` or ``data/`` would be imported in the place of a stage named without ``slm.``."""
+    """A person's own ``train.py`` or ``data/`` would be imported in place of a stage named without ``slm.``."""
     files = [*modules().values(), *(REPOSITORY / "tests").rglob("*.py"), *(REPOSITORY / "examples").rglob("*.py")]
     wrong = {str(path.relative_to(REPOSITORY)): n for path in files for n in imported(path) if n.startswith("not slm")}
     assert not wrong

@@ -90,7 +90,7 @@ def _best(config: RunConfig, sequences: int) -> int:
 
 
 def _measure(config: RunConfig, sequences: int) -> int:
-    """The micro-batch of the best rate, each tried in a process of its own so that their memory does not add up."""
+    """The micro-batch of the best rate, each tried in its own process so that their memory does not add up."""
     rates: dict[int, float] = {}
     for micro_batch in CANDIDATES:
         if sequences % micro_batch:

@@ -152,7 +152,7 @@ class TrainConfig:
     micro_batch: int
     """Sequences per forward and backward pass."""
     pack_tokens: int | None = None
-    """Conversations: short ones share a sequence up to so many tokens, a longer one has a sequence of its own, and a
+    """Conversations: short ones share a sequence up to so many tokens, a longer one has its own sequence, and a
     step is only as long as what is in it; None: they share ``seq_len`` tokens, and each step has as many."""
     grad_accum: int = 1
     """Passes per optimizer step."""
@@ -208,7 +208,7 @@ class TrainConfig:
     random, frequent ones more often, which stand for the rest; 0: all. Validation computes all."""
     calibrate_head: bool = True
     """At the end of the run, draw the head's rows of rare words towards their frequency, and all of it as far as
-    held-out text says. For a new model with a head of its own that reads plain text; others are not calibrated."""
+    held-out text says. For a new model with an untied head that reads plain text; others are not calibrated."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
     sample_tokens: int = 96
     sample_questions: int = 0
@@ -461,7 +461,7 @@ class RunConfig:
         self._check_phases()
         if self.optim.init_bigrams and not self._has_new_head:
             raise UserError(
-                f"optim.init_bigrams={self.optim.init_bigrams} is for a new model with a head of its own "
+                f"optim.init_bigrams={self.optim.init_bigrams} is for a new model with an untied head "
                 "(model.tie_embeddings=false) on plain text: leave it 0 with init_from, conversations or a tied head"
             )
         if self.train.sampled_softmax and (self.preference.on or self.distill.cache):
@@ -537,7 +537,7 @@ class RunConfig:
 
     @property
     def _has_new_head(self) -> bool:
-        """Whether the run trains a new model with a head of its own on plain text. Adapters and pairs of answers need a
+        """Whether the run trains a new model with an untied head on plain text. Adapters and pairs of answers need a
         model or conversations, so they are none."""
         return not (self.init_from or self.data.has_chat or self.model.tie_embeddings)
 

@@ -416,7 +416,7 @@ def _is_broken(document: str) -> bool:
 
 
 def _well_formed(value: Any) -> Any:
-    """A value with U+FFFD in the place of NUL and of lone surrogates, which UTF-8 cannot carry."""
+    """A value with U+FFFD in place of NUL and of lone surrogates, which UTF-8 cannot carry."""
     if isinstance(value, str):
         text = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         return text.replace("\0", "\N{REPLACEMENT CHARACTER}")

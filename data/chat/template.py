@@ -350,7 +350,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _replaced(value: Any, by: Mapping[str, str]) -> Any:
-    """A JSON value with other texts in the place of those that ``by`` names."""
+    """A JSON value with other texts in place of those that ``by`` names."""
     if not by:
         return value
     if isinstance(value, str):

@@ -1,6 +1,6 @@
 """The rules by which pages of the web became C4 (Raffel et al. 2020, section 2.2), for English prose.
 
-Lines are left out, and then pages. Two of C4's rules are options of their own: bad words (``data.blocked_words``) and
+Lines are left out, and then pages. Two of C4's rules are their own options: bad words (``data.blocked_words``) and
 pages in other languages (``data.languages``). A sentence ends with a terminal mark; C4 asked NLTK where one ends.
 """
 

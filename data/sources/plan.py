@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def is_own_text(self) -> bool:
-        """Whether the split is a text of its own, and not documents or passages held out of a larger one."""
+        """Whether the split is its own text, and not documents or passages held out of a larger one."""
         return self.source.kind not in ("tales", "story_chat") and not self.held_out and not self.passage
 
     @property

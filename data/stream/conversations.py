@@ -41,7 +41,7 @@ def in_block(parts: Sequence[Part], size: int) -> list[Part] | None:
 def n_blocks(lengths: Sequence[int], size: int) -> int:
     """The blocks that conversations of these lengths fill, packed as ``ConversationPacker`` does.
 
-    ``size``: the tokens that several share at most. A longer conversation has a block of its own.
+    ``size``: the tokens that several share at most. A longer conversation has its own block.
     """
     blocks, group = 0, list[int]()
     for length in [*lengths, 0]:
@@ -162,7 +162,7 @@ class Pieces:
 class ConversationPacker:
     """An iterator of blocks, ``np.int32[seq_len + 1]`` with marks.
 
-    ``room``: conversations share a block up to so many tokens (None: ``seq_len``), a longer one has a block of its own,
+    ``room``: conversations share a block up to so many tokens (None: ``seq_len``), a longer one has its own block,
     and each block is only as long as what is in it, in steps of ``LENGTH_MULTIPLE``.
 
     Its position is that of a group's first conversation and the number of the block in the group, so the state is a few
@@ -242,7 +242,7 @@ class ConversationPacker:
 
 
 def place(items: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
-    """The items in as few bins of ``size`` tokens as best-fit decreasing finds. A longer item has a bin of its own."""
+    """The items in as few bins of ``size`` tokens as best-fit decreasing finds. A longer item has its own bin."""
     bins: list[list[np.ndarray]] = []
     room: list[int] = []
     for item in sorted(items, key=len, reverse=True):

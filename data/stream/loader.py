@@ -297,7 +297,7 @@ class _Inline:
 
 
 class _Worker:
-    """A shard read in a process of its own, started by ``spawn`` so that it inherits no threads or locks."""
+    """A shard read in its own process, started by ``spawn`` so that it inherits no threads or locks."""
 
     def __init__(self, options: dict[str, Any], state: dict[str, Any] | None) -> None:
         context = multiprocessing.get_context("spawn")

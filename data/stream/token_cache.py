@@ -1,6 +1,6 @@
 """Tokenized documents kept on disk, so that a slow source is read and tokenized once.
 
-A corpus file is kept in segments of up to 4,096 records or 4 million characters. Each segment is a file of its own,
+A corpus file is kept in segments of up to 4,096 records or 4 million characters. Each segment is its own file,
 made when it is first needed. It holds the ids of its documents, marks for the records that are left out, and the
 position in the source at which the next segment begins. So a cache can be left and continued at any length, it is
 only as large as the text that was read, and a damaged segment is found by its hash and made again.

@@ -260,5 +260,5 @@ def _note_missed(variant: Variant, speed: Speed, log: Log) -> None:
 
 
 def _only_warnings(log: Log) -> Log:
-    """Logs only warnings: every file gets a line of its own when it is measured."""
+    """Logs only warnings: every file gets its own line when it is measured."""
     return lambda line: log(line) if line.startswith("warning") else None

@@ -37,7 +37,7 @@ TOLERANCE = 1e-4
 """Largest difference of a logit, as a part of the checkpoint's root-mean-square logit (at least 1)."""
 SIZES = ("batch_size", "sequence_length", "past_sequence_length", "total_sequence_length")
 EXTERNAL_BYTES = 1_500_000_000
-"""Weights from this size on stand in a file of their own: a protobuf file ends at 2 GB."""
+"""Weights from this size on stand in their own file: a protobuf file ends at 2 GB."""
 _PROMPT, _DECODED = 48, 8
 """Tokens of the proof: a prompt, and decode steps after it."""
 _NEEDED = ("onnx", "onnxruntime", "onnxscript")

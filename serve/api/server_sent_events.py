@@ -16,7 +16,7 @@ from slm.serve.api.disconnects import unless_disconnected
 DONE = b"data: [DONE]\n\n"
 """OpenAI's last event of a stream that succeeded."""
 
-# One encoder for all: `json.dumps` with options of its own makes a new one for every call.
+# One encoder for all: `json.dumps` with its own options makes a new one for every call.
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 

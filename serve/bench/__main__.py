@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
 
 def _starts(server: Contender, planned: list[Case], options: BenchOptions) -> list[tuple[Contender, list[Case]]]:
     """How often a server is started, and for which cases: our server is started once more for ``repeat`` where that
-    workload has options of its own."""
+    workload has its own options."""
     if server.name != "ours" or not options.repeat_options:
         return [(server, planned)]
     starts = [(server, [each for each in planned if each.key != "repeat"])]

@@ -76,7 +76,7 @@ class Report:
 
 
 def run_load(load: Load) -> Report:
-    """Runs the load in a process of its own."""
+    """Runs the load in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "slm.serve.bench.load"],
         input=json.dumps(asdict(load)).encode(),

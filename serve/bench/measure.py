@@ -37,7 +37,7 @@ def measure(contender: Contender, model: Path, cases: list[Case], into: Measured
 
 @contextlib.contextmanager
 def busy_processes(n: int) -> Iterator[None]:
-    """So many processes that each want a core all the time, as a compiler does. Each has a session of its own, as a
+    """So many processes that each want a core all the time, as a compiler does. Each has its own session, as a
     program in another terminal has."""
     command = [sys.executable, "-c", "while True: pass"]
     others = [subprocess.Popen(command, start_new_session=True) for _ in range(n)]

@@ -26,7 +26,7 @@ class EngineOptions:
     context: int = 0
     """Most tokens of one sequence; 0: the training context, at most ``DEFAULT_CONTEXT``."""
     kv_tokens: int = 0
-    """0: every slot has a cache of its own, for one context. Above 0: the slots share one cache of so many tokens; when
+    """0: every slot has its own cache, for one context. Above 0: the slots share one cache of so many tokens; when
     it is full, the youngest sequence is preempted and computed again later.
 
     When requests come one at a time, a seed gives the same text again. When several run at once, the order in which

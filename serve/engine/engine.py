@@ -444,7 +444,7 @@ class Engine:
         """Adds the tokens that must come next: they need no logits, and the next step computes them together."""
         if current.request.top_logprobs is not None:
             return "", None
-        # With a cache per slot, llama.cpp computes the longer of two sequences in a pass of its own.
+        # With a cache per slot, llama.cpp computes the longer of two sequences in its own pass.
         least = 1 if self._runner.mixes or self._scheduler.n_running == 1 else LEAST_FORCED
         text = ""
         forced = constraint.forced(least, min(self._most_forced, current.max_generated - current.n_generated))

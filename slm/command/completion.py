@@ -21,7 +21,7 @@ def shell_script(shell: str) -> str:
 
 
 def candidates(words: list[str], current: str) -> list[str]:
-    """What may stand in the place of ``current``, after ``words`` (without ``slm`` itself), each as a whole word."""
+    """What may stand in place of ``current``, after ``words`` (without ``slm`` itself), each as a whole word."""
     if not words:
         return _beginning(current, [*COMMANDS, "completion", "help", "--help", "--version"])
     name = words[0]

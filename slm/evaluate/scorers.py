@@ -204,7 +204,7 @@ class GGUFScorer:
     def _decoded(
         self, context: "Context", batch: "Batch", group: Sequence[Window], stream: np.ndarray
     ) -> Iterator[tuple[Window, np.ndarray]]:
-        """The logits of windows that go through the model together, each a sequence of its own."""
+        """The logits of windows that go through the model together, each its own sequence."""
         context.clear()
         batch.clear()
         for sequence, window in enumerate(group):

@@ -1,6 +1,6 @@
 """A checkpoint made from a GGUF file does what the file does: the ids of texts and chats, and the logits.
 
-llama.cpp reads the file itself. It runs in a process of its own, since it may end one.
+llama.cpp reads the file itself. It runs in its own process, since it may end one.
 
 Shape suffixes: T positions, V vocabulary.
 

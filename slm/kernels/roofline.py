@@ -1,6 +1,6 @@
 """The roofline of this machine: what its registers and its memory give at most, next to which rates of programs stand.
 
-``python -m slm.kernels.roofline THREADS`` prints it as one line of JSON. ``measure`` runs that in a process of its own,
+``python -m slm.kernels.roofline THREADS`` prints it as one line of JSON. ``measure`` runs that in its own process,
 which may die, gives its memory back, and loads no torch. It takes about a second.
 """
 

@@ -1,4 +1,4 @@
-"""The training kernels tried in a process of their own: a small model's loss and gradients against plain PyTorch's.
+"""The training kernels tried in their own process: a small model's loss and gradients against plain PyTorch's.
 
 ``python -m slm.kernels.self_check NAME`` prints one line of JSON: ``{"right": ..., "error": ...}``. The sizes leave
 ends that fill no tile. Where the kernels were built wrong for this processor, the process dies or the answer is wrong.

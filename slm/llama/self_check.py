@@ -1,6 +1,6 @@
 """``python -m slm.llama.self_check FOLDER``: whether this build of llama.cpp computes, tried with a tiny random model.
 
-A wrong build dies in native code or computes garbage. So this runs in a process of its own, which ``slm.llama.verdict``
+A wrong build dies in native code or computes garbage. So this runs in its own process, which ``slm.llama.verdict``
 starts and reads: one JSON object per line, each written before the next piece of work can kill the process. The
 model's files go into FOLDER.
 """

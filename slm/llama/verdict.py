@@ -1,7 +1,7 @@
 """Whether the installed build of llama.cpp works on this processor, asked before a command depends on it.
 
 A build can be wrong for a processor: then llama.cpp dies in native code (a "Segmentation fault" and nothing else) or
-computes garbage. ``slm.llama.self_check`` tries it in a process of its own. The answer is kept in the cache folder, so
+computes garbage. ``slm.llama.self_check`` tries it in its own process. The answer is kept in the cache folder, so
 that one build is tried once on one machine. Nothing here loads llama.cpp.
 """
 

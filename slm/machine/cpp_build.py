@@ -128,7 +128,7 @@ def build(
 def _alone(library: Path) -> Iterator[None]:
     """No other process builds ``library`` meanwhile: it waits, where it would take a core for the same work.
 
-    Without locks in the file system several may build at once: each has a file of its own, and all are the same.
+    Without locks in the file system several may build at once: each has its own file, and all are the same.
     """
     lock = library.with_suffix(".lock")
     with lock.open("w") as file:

@@ -26,7 +26,7 @@ def ended_by(status: int) -> str | None:
 def run_trial(
     module: str, *arguments: str, environment: Mapping[str, str] | None = None, seconds: float = _TRIAL_S
 ) -> "subprocess.CompletedProcess[bytes]":
-    """``python -m module arguments`` in a process of its own, with what it printed.
+    """``python -m module arguments`` in its own process, with what it printed.
 
     OSError or subprocess.SubprocessError where it did not come to its end within ``seconds``.
     """

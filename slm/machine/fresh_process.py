@@ -1,4 +1,4 @@
-"""A function called in a process of its own, so that its memory, threads and settings are gone afterwards.
+"""A function called in its own process, so that its memory, threads and settings are gone afterwards.
 
 Tested in tests/slm/machine/test_fresh_process.py.
 """

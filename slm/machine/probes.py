@@ -135,7 +135,7 @@ finally:
 
 
 class InductorTrial:
-    """torch.compile tried on one line of code in a process of its own, while this one does something else.
+    """torch.compile tried on one line of code in its own process, while this one does something else.
 
     Used with ``with``: the process, its compiler and its folder are gone afterwards, whatever happened.
     """

@@ -470,7 +470,7 @@ class InitConfig:
     """Standard deviations of normal weights. The defaults are GPT-2's recipe."""
 
     embed_std: float = 0.02
-    """Of the embedding of a model with a head of its own."""
+    """Of the embedding of a model with an untied head."""
     head_std: float = 0.02
     """Of that head."""
     tied_std: float = 0.02

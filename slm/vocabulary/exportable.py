@@ -1,7 +1,7 @@
 """Whether export will take a tokenizer and its chat template, asked before a run that would be refused after it.
 
 The tokenizer is converted as export does it, alone in a GGUF file; llama.cpp reads that, and the file passes the same
-comparison of ids as an export. It takes seconds, in a process of its own, since llama.cpp may end one. A tokenizer that
+comparison of ids as an export. It takes seconds, in its own process, since llama.cpp may end one. A tokenizer that
 passed is remembered in the cache folder.
 """
 

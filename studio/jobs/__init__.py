@@ -1,1 +1,1 @@
-"""Commands that take long: each a process of its own, in a queue, kept on disk."""
+"""Commands that take long: each its own process, in a queue, kept on disk."""

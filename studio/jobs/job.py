@@ -1,4 +1,4 @@
-"""One job: a command in a folder of its own, and what its files say of it.
+"""One job: a command in its own folder, and what its files say of it.
 
 ``job.json`` says what is to run. The process that runs it writes ``began.json`` when it begins and ``ended.json`` when
 the command has ended. So any process can tell the state, at any time, whether studio is there or not.

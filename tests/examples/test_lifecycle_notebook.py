@@ -45,7 +45,7 @@ SERVE = {{"serve.threads": 1}}
         if cell["cell_type"] == "code":
             parts.append("".join(cell["source"]))
             if "parameters" in cell["metadata"].get("tags", []):
-                parts.append(small)  # in the place of the parameters, as papermill does
+                parts.append(small)  # in place of the parameters, as papermill does
     assert parts.count(small) == 1
     # One namespace for all, as in a notebook; from another folder than slm's.
     program = tmp_path / "cells.py"

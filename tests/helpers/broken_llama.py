@@ -38,7 +38,7 @@ LATER = """
 
 def environment(folder: Path, wrong: str) -> dict[str, str]:
     """Environment of a process in which llama.cpp is wrong (``DIES``, ``TRAPS``, ``GARBAGE``, or ``LATER`` with its
-    number), with a cache of its own.
+    number), with its own cache.
 
     Skips the test where such a library cannot be built or loaded.
     """

@@ -1,4 +1,4 @@
-"""Damages a GGUF file in many ways and lets an engine load each in a process of its own.
+"""Damages a GGUF file in many ways and lets an engine load each in its own process.
 
     python -m tests.helpers.gguf_fuzz FILE COUNT SEED
 

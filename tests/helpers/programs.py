@@ -1,4 +1,4 @@
-"""Commands of this project, each a process of its own that begins with everything imported.
+"""Commands of this project, each its own process that begins with everything imported.
 
 Starting Python and importing torch takes seconds of a core; the standard library's fork server has both in memory and
 starts a process in milliseconds. Such a process has its own environment and output, and can be stopped and killed like

@@ -1,4 +1,4 @@
-"""Small real training runs, each a process of its own (tests/helpers/programs.py), and what they leave behind."""
+"""Small real training runs, each its own process (tests/helpers/programs.py), and what they leave behind."""
 
 import json
 import random

@@ -1,6 +1,6 @@
 """``make bench-recipe``: who has the better model after the same time, set-up included.
 
-Every contender has a process of its own, one after the other, with empty caches. All are scored alike: all of the text,
+Every contender has its own process, one after the other, with empty caches. All are scored alike: all of the text,
 each document after the token that starts one, contiguous windows of the model's own tokens, all nats over all bytes.
 
 Tested in tests/train/bench_recipe/test_bench_recipe.py.

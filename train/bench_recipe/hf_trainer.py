@@ -33,7 +33,7 @@ SAVING_SECONDS = 3.0
 
 
 def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
-    """Train at the peak rate ``lr`` in a process of its own that ends after ``config.minutes``.
+    """Train at the peak rate ``lr`` in its own process that ends after ``config.minutes``.
 
     A run that was stopped in ``folder`` goes on.
     """

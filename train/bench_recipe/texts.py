@@ -35,7 +35,7 @@ def documents_of(path: Path) -> list[str]:
 
 
 def write_documents(path: Path, documents: Sequence[str]) -> Path:
-    """A JSON Lines file, for those that run in processes of their own."""
+    """A JSON Lines file, for those that run in their own processes."""
     lines = [json.dumps({"text": document}, ensure_ascii=False) for document in documents]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

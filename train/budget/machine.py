@@ -219,7 +219,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
 
 
 def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -> Machine:
-    """Measure in a process of its own, so that its memory and threads are gone afterwards."""
+    """Measure in its own process, so that its memory and threads are gone afterwards."""
     try:
         return in_fresh_process(_measure, train, optim, seconds)
     except DiedError:

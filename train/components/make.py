@@ -56,6 +56,6 @@ def _named(name: str, options: Any) -> Component:
     own: Any = getattr(module, "Options", None)
     if not (isinstance(own, type) and dataclasses.is_dataclass(own)):
         hint = nearest(name, sorted(modules)) or "a file of that name in train/components/ would be one"
-        raise UserError(f"{where}: there is no such component with options of its own; {hint}")
+        raise UserError(f"{where}: there is no such component with its own options; {hint}")
     made: Component = build(own, options or {}, where).make()  # type: ignore[attr-defined]
     return made

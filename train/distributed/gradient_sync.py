@@ -1,7 +1,7 @@
 """Gradients summed over the ranks while the backward pass still runs.
 
 Parameters are put into buckets in the order in which the backward pass finishes them. In the last micro-batch the
-all-reduce of a bucket starts as soon as its gradients are complete (gloo, in threads of its own), while autograd goes
+all-reduce of a bucket starts as soon as its gradients are complete (gloo, in its own threads), while autograd goes
 on with the layers below. ``BucketedAllReduce.finish`` waits for the rest after the backward pass, and sums a few
 numbers on which the ranks must agree.
 
@@ -25,7 +25,7 @@ from slm.train.optim.interface import Parameters
 
 BUCKET_BYTES = 8 * 2**20
 """A bucket is closed when it has this many bytes of f32 gradients: small enough to start early, large enough that
-latency does not matter. A larger parameter is a bucket of its own."""
+latency does not matter. A larger parameter is its own bucket."""
 
 
 class SharedInterrupt(Interrupt):

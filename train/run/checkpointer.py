@@ -24,7 +24,7 @@ SPARE_BYTES = 256 << 20
 
 
 class Checkpointer:
-    """Writes a run's checkpoints in a thread of its own (``background=False``: in the caller's).
+    """Writes a run's checkpoints in its own thread (``background=False``: in the caller's).
 
     ``before_update`` must be called before weights or moments change. An error in the thread is raised by the next
     call of ``check``, ``save`` or ``wait``. ``log`` is called with a line about each checkpoint and each delay.

@@ -1,6 +1,6 @@
 """``python -m slm.train.tools.bench``: tokens/s of whole training steps, compared with the machine's limit and others.
 
-Each contender runs in a process of its own, one after the other, on the same seeded random token ids, as frequent as
+Each contender runs in its own process, one after the other, on the same seeded random token ids, as frequent as
 words by Zipf's law, in the same shapes: forward, backward, clipping and the update. The limit is the rate of one large
 bf16 matrix product measured in the same run (f32 where training would choose f32). GFLOP/s count 6 N + causal
 attention, without recomputation. The roofline stands next to it: what registers and memory give at most.

@@ -24,7 +24,7 @@ LAST_RATE = 0.12
 
 
 def add(runs: list[str]) -> list[Record]:
-    """Add these runs to the person's records, in the place of former ones of the same name. Returns them."""
+    """Add these runs to the person's records, in place of former ones of the same name. Returns them."""
     found = [record_of(find_run(each)) for each in runs]
     kept = [each for each in records.load_own() if each.name not in {new.name for new in found}]
     records.write(records.own_file(), [*kept, *found])

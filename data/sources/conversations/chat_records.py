@@ -342,7 +342,7 @@ def row_of(batch: Any, at: int, where: str) -> Record:
 
 
 def _text(value: Any) -> Any:
-    """A value of Arrow's, with text in the place of bytes."""
+    """A value of Arrow's, with text in place of bytes."""
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, dict):

@@ -162,7 +162,7 @@ export async function edit(turn, text) {
   transcript.editAgain(turn.id, text); // nothing came
 }
 
-// Asks for another reply in the place of one, or for the reply to a turn that has none.
+// Asks for another reply in place of one, or for the reply to a turn that has none.
 export async function regenerate(turn) {
   if (!session.running) await ask(turn.role === "assistant" ? turn.parent : turn.id, []);
 }

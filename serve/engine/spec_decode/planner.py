@@ -100,7 +100,7 @@ class Planner:
 
     ``cost``: of a forward pass of the model. ``shared``: whether there is one cache for all sequences. With a cache per
     slot, llama.cpp computes sequences in neighbouring slots together only for as many tokens as the shortest of them
-    has, and the rest in passes of their own. ``draft_cost(sequences, n)``: seconds to make ``n`` draft tokens for each.
+    has, and the rest in their own passes. ``draft_cost(sequences, n)``: seconds to make ``n`` draft tokens for each.
     ``always``: so many for every sequence, whatever they cost; 0: as many as pay.
     """
 

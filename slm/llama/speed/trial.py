@@ -1,6 +1,6 @@
 """``python -m slm.llama.speed.trial FOLDER REQUEST``: tokens per second of a model of a shape, in several types.
 
-Native code may die, and what it allocates should go: so this runs in a process of its own, which ``kept.py`` starts.
+Native code may die, and what it allocates should go: so this runs in its own process, which ``kept.py`` starts.
 Speed does not depend on the numbers, so a matrix is one row in the type's blocks, repeated. The last line printed is a
 JSON object, type to tokens per second.
 

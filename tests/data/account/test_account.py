@@ -31,7 +31,7 @@ def read(config):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_taken_is_what_the_stream_gives(tmp_path, tokenizer, seed):
-    """Any mix of empty, short, repeated and held-out records, of text of its own and of validation files."""
+    """Any mix of empty, short, repeated and held-out records, of its own text and of validation files."""
     chance = random.Random(seed)
     rows = [story(seed, index) for index in range(chance.randint(30, 120))]
     rows += ["", "  ", "short", *rows[:5], rows[0] + " again"]

@@ -82,7 +82,7 @@ def tokenizer(tmp_path_factory):
 
 @contextmanager
 def reading(repository, folder, tmp_path, tokenizer, *, failing, seed=0, cut=100):
-    """Reads in a process of its own; hands over a function that waits for what it read, its errors and the Hub."""
+    """Reads in its own process; hands over a function that waits for what it read, its errors and the Hub."""
     tmp_path.mkdir(exist_ok=True)
     tokenizer.save(tmp_path / "tokenizer")
     (tmp_path / "read.py").write_text(READ)

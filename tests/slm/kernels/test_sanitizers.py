@@ -1,6 +1,6 @@
 """The kernels under GCC's sanitizers: no byte beyond a tensor is touched, and no arithmetic is undefined.
 
-Address sanitizer has to be in a process from its start, so these tests run in processes of their own.
+Address sanitizer has to be in a process from its start, so these tests run in their own processes.
 """
 
 import os

@@ -17,7 +17,7 @@ OTHER = 4711
 
 
 class Machine:
-    """Two cores whose counters a test advances, with a clock of their own."""
+    """Two cores whose counters a test advances, with their own clock."""
 
     def __init__(self, proc, monkeypatch):
         self.proc, self.clock, self.own_s = proc, 100.0, 5.0

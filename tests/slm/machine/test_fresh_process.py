@@ -1,4 +1,4 @@
-"""A function in a process of its own: its answer, its exception, and its death, which must not hang."""
+"""A function in its own process: its answer, its exception, and its death, which must not hang."""
 
 import os
 import signal

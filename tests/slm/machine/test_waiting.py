@@ -1,4 +1,4 @@
-"""How threads wait is set in a process before it imports torch, so each test has a process of its own."""
+"""How threads wait is set in a process before it imports torch, so each test has its own process."""
 
 import os
 import subprocess

@@ -97,7 +97,7 @@ def test_how_to_install_on_a_system_that_is_not_known(monkeypatch):
 
 
 def test_everything_that_is_missing_is_said_at_once(bare_path, tmp_path, monkeypatch):
-    """As make starts it, in a process of its own: no compiler, no index, and a folder that cannot be made there."""
+    """As make starts it, in its own process: no compiler, no index, and a folder that cannot be made there."""
     done = subprocess.run(
         [sys.executable, "-m", "slm.setup", f"venv={tmp_path / 'env'}"],
         cwd=REPOSITORY,

@@ -125,7 +125,7 @@ def test_a_text_of_one_sequence_is_enough(tmp_path, words):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["model.tie_embeddings=true"], "a head of its own"),
+        (["model.tie_embeddings=true"], "an untied head"),
         (["init_from=somewhere"], "new model"),
         (["data=chat", "data.files=[a.jsonl]"], "plain text"),
         (["optim.init_bigrams=-1"], "must not be negative"),

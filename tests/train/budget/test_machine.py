@@ -75,7 +75,7 @@ def test_a_wide_model_is_expected_to_take_long_to_update():
 
 
 def test_this_machine_is_measured_once(tmp_path, monkeypatch, capsys):
-    """The real step in a process of its own, in the cache afterwards; more time measures what was left out."""
+    """The real step in its own process, in the cache afterwards; more time measures what was left out."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(machine, "measure", lambda train, optim, seconds: measure(train, optim, 0.0))
     monkeypatch.setattr(machine, "BUSY", 0.0)

@@ -60,9 +60,9 @@ def test_the_example_is_one_file_and_its_yaml(folder, corpus, tmp_path):
         (["+components.growing_batch.frist=1"], r"no option components\.growing_batch\.frist; did you mean 'first'"),
         (
             ["+components.growing_bach.first=1"],
-            "no such component with options of its own; did you mean 'growing_batch'",
+            "no such component with its own options; did you mean 'growing_batch'",
         ),
-        (["+components.patience.most=1"], "no such component with options of its own"),
+        (["+components.patience.most=1"], "no such component with its own options"),
     ],
 )
 def test_what_does_not_fit_is_said(folder, words, message):

@@ -1,4 +1,4 @@
-"""A GGUF teacher is a process of its own: what llama.cpp computes arrives to the bit, and its death is one line."""
+"""A GGUF teacher is its own process: what llama.cpp computes arrives to the bit, and its death is one line."""
 
 import os
 import signal

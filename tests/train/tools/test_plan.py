@@ -122,7 +122,7 @@ def test_a_finished_run_becomes_a_record_and_an_unfinished_one_does_not(tmp_path
     assert record.n_matrix == 256 * (2 * (4 + 2) * 64 + 3 * 256)
     assert record.bytes > record.tokens
     assert plan.main(["preset=tiny", "tokens_per_s=1000", f"plan.add=[{run.root}]"]) == 0
-    assert len(records.load_own()) == 1  # in the place of the former
+    assert len(records.load_own()) == 1  # in place of the former
     metrics = run.root / "metrics.jsonl"
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     metrics.write_text("".join(json.dumps(each) + "\n" for each in lines if each["step"] < 3 or "val_loss" in each))

@@ -9,7 +9,7 @@ def test_the_oldest_states_make_room(monkeypatch):
     kept = Checkpoints()
     kept.keep(0, 10, b"a" * 60)
     kept.keep(1, 20, b"b" * 30)
-    kept.keep(0, 10, b"c" * 60)  # in the place of the first
+    kept.keep(0, 10, b"c" * 60)  # in place of the first
     assert (kept.get(0, 10), kept.get(1, 20)) == (b"c" * 60, b"b" * 30)
     kept.keep(1, 30, b"d" * 30)
     assert kept.get(1, 20) is None
