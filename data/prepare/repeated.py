@@ -16,13 +16,19 @@ from slm.data.bad_records import TALLY
 from slm.data.errors import UserError
 from slm.data.prepare.work import MADE, SIGNATURES, Text, Work
 from slm.data.progress import Progress
-from slm.data.quality.repeats.in_memory import Finder, signature
+from slm.data.quality.repeats.sketch import digest, sketches
+from slm.data.quality.words import normalized
 from slm.data.sources import duplicates
 from slm.data.sources.corpus import records
 from slm.data.sources.filters import make_filter
 from slm.data.sources.plan import open_whole_corpus
 from slm.data.sources.prepared.manifest import VALIDATION
 from slm.data.storage import atomic_write_bytes
+
+AT_ONCE = 64
+"""Documents whose sketches are made together."""
+COMPARED = "compared"
+"""The folder for what the comparison needs, in the corpus's folder for its work."""
 
 
 def make_signatures(work: Work, number: int, note: Callable[[int], None] = lambda chars: None) -> None:
@@ -32,7 +38,9 @@ def make_signatures(work: Work, number: int, note: Callable[[int], None] = lambd
     plan = work.texts[shard.text].plan
     reason = make_filter(plan.source, validation_text=plan.is_validation_text)
     corpus = open_whole_corpus(plan)
-    files, numbers, digests, states = array("Q"), array("Q"), array("Q"), []
+    mode = work.dedup.mode
+    places, plain = array("Q"), []
+    digests, found = array("Q"), []
     chars = 0
     with TALLY.apart():
         for cut in shard.cuts:
@@ -41,19 +49,23 @@ def make_signatures(work: Work, number: int, note: Callable[[int], None] = lambd
             for record_number, record in enumerate(records(reader), cut.record):
                 text = reader.document(record)
                 if text is not None and (reason is None or reason(text) is None):
-                    digest, state = signature(text, work.dedup.mode)
-                    files.append(cut.file)
-                    numbers.append(record_number)
-                    digests.append(digest)
-                    states.append(state)
+                    places.extend((cut.file, record_number))
+                    words = normalized(text)
+                    digests.append(digest(words))
+                    if mode == "near":
+                        plain.append(words)
+                        if len(plain) == AT_ONCE:
+                            found.append(sketches(plain))
+                            plain.clear()
                 chars += len(text or "")
                 note(chars)
                 if record_number + 1 == stop:
                     break
+    columns = [np.array(places, np.uint64).reshape(-1, 2), np.array(digests, np.uint64)]
+    if mode == "near":
+        columns.append(np.concatenate([*found, sketches(plain)]))
     buffer = io.BytesIO()
-    sizes = list(map(len, states))  # they differ by some bytes
-    columns = np.array([files, numbers, digests, sizes], np.uint64).reshape(4, -1)
-    np.savez(buffer, columns=columns, sketches=np.frombuffer(b"".join(states), np.uint8))
+    np.savez(buffer, *columns)
     path = work.path(number, MADE["signatures"])
     try:
         atomic_write_bytes(path, buffer.getvalue())
@@ -66,37 +78,26 @@ def make_signatures(work: Work, number: int, note: Callable[[int], None] = lambd
 def list_repeated(work: Work) -> None:
     """Compare the signatures of all shards, in the order of the text, and write the list of duplicates."""
     assert work.dedup is not None
-    finder = Finder(work.dedup.mode, work.dedup.threshold)
-    lists: dict[str, np.ndarray] = {}
-    counts = {"documents": 0, "exact": 0, "near": 0}
-    cut = False
     progress = Progress(f"looking for {work.dedup.mode} duplicates")
     names = duplicates.names_of([text.plan for text in work.texts])
-    for number in _order(work.texts):
-        if names[number] in lists:  # the same files as another source
-            continue
-        found = array("Q"), array("Q")  # files, records
-        for shard, its in enumerate(work.shards):
-            if its.text != number or cut:
+    seen: set[str] = set()
+    folder = work.folder / COMPARED
+    with duplicates.Comparison(folder, work.dedup.mode, work.dedup.threshold, most=work.dedup.max_docs) as found:
+        for number in _order(work.texts):
+            if names[number] in seen:  # the same files as another source
                 continue
-            with np.load(work.path(shard, MADE["signatures"])) as made:
-                columns, sketches = made["columns"], made["sketches"].tobytes()
-            start = 0
-            for file, record, digest, length in columns.T.tolist():
-                if counts["documents"] == work.dedup.max_docs:
-                    cut = True
-                    break
-                counts["documents"] += 1
-                if verdict := finder.add_signature(digest, sketches[start : start + length]):
-                    counts[verdict] += 1
-                    found[0].append(file)
-                    found[1].append(record)
-                start += length
-            progress.update(shard + 1, len(work.shards), f"{counts['documents']:,} documents compared")
-        lists[names[number]] = np.array(found, dtype=np.uint64).reshape(2, -1)
-    progress.done()
-    duplicates.write(work.list, lists)
-    duplicates.report(counts, cut=cut)
+            seen.add(names[number])
+            found.begin(names[number])
+            for shard, its in enumerate(work.shards):
+                if its.text != number or found.is_full:
+                    continue
+                with np.load(work.path(shard, MADE["signatures"])) as made:
+                    places, digests, *near = (made[name] for name in made.files)
+                found.add(places, digests=digests, sketches=near[0] if near else None)
+                progress.update(shard + 1, len(work.shards), f"{found.documents:,} documents compared")
+        found.write(work.list)
+        progress.done()
+        found.report()
 
 
 def _order(texts: tuple[Text, ...]) -> list[int]:

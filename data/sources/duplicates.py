@@ -5,11 +5,10 @@
 
 import contextlib
 import functools
-import io
 import os
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -23,10 +22,11 @@ from slm.data.quality.repeats.on_disk import EXACT, FRESH, NEAR, DiskFinder
 from slm.data.sources.corpus import Corpus, records
 from slm.data.sources.filters import make_filter, options
 from slm.data.sources.plan import Plan, open_whole_corpus
-from slm.data.storage import NoRoomError, fingerprint, is_intact, locked, stamps, write_checked, write_checked_file
+from slm.data.storage import NoRoomError, fingerprint, is_intact, locked, stamps, write_checked_file
 
 VERSION = 1
 BATCH, BATCH_CHARS = 256, 4 << 20  # documents looked at together, and their characters
+Mode = Literal["exact", "near"]
 _PLACE = np.dtype([("file", "<u4"), ("record", "<u8")])
 _CHUNK = 1 << 20  # documents whose places are looked up in one go
 
@@ -81,88 +81,108 @@ def names_of(plans: list[Plan]) -> list[str]:
     return names
 
 
-def _make(path: Path, config: DataConfig, mode: Literal["exact", "near"], corpora: dict[str, Plan]) -> None:
-    folder = path.with_suffix(".work")
-    with _on_disk(folder, mode):
-        finder = DiskFinder(folder, mode, config.dedup_threshold)
-    try:
-        _look(path, config, mode, corpora, folder, finder)
-    finally:
-        finder.close()
-
-
-def _look(
-    path: Path,
-    config: DataConfig,
-    mode: Literal["exact", "near"],
-    corpora: dict[str, Plan],
-    folder: Path,
-    finder: DiskFinder,
-) -> None:
-    """Write the list of duplicates; ``folder`` is for what is needed until then."""
+def _make(path: Path, config: DataConfig, mode: Mode, corpora: dict[str, Plan]) -> None:
     progress = Progress(f"looking for {mode} duplicates (once)")
-    most = config.dedup_max_docs
-    first: dict[str, int] = {}  # of each corpus: the number of its first document
-    cut = False
-    with open(folder / "places", "wb") as places:
+    with Comparison(path.with_suffix(".work"), mode, config.dedup_threshold, most=config.dedup_max_docs) as found:
         for key, plan in corpora.items():
-            first[key] = finder.documents
+            found.begin(key)
+            if found.is_full:
+                continue
             for batch, done, total in _batches(plan, open_whole_corpus(plan)):
-                left = len(batch) if most is None else most - finder.documents
-                cut = cut or len(batch) > left
-                with _on_disk(folder, mode):
-                    finder.add([text for *_, text in batch[:left]])
-                    np.array([each[:2] for each in batch[:left]], dtype=_PLACE).tofile(places)
-                progress.update(done, total, f"{plan.source.label}: {finder.documents:,} documents")
-                if cut:
+                found.add([each[:2] for each in batch], texts=[text for *_, text in batch])
+                progress.update(done, total, f"{plan.source.label}: {found.documents:,} documents")
+                if found.is_full:
                     break
-            if cut:
-                break
-    with _on_disk(folder, mode):
-        verdicts = finder.verdicts()
-        counts = np.zeros(3, dtype=np.int64)
-        for start in range(0, len(verdicts), _CHUNK):
-            counts += np.bincount(verdicts[start : start + _CHUNK], minlength=3)
-        ends = [*list(first.values())[1:], finder.documents]
-        lists = {
-            key: _places(folder, verdicts, start, end) for (key, start), end in zip(first.items(), ends, strict=True)
-        }
-        for key in corpora:
-            lists.setdefault(key, np.zeros((2, 0), dtype=np.uint64))
-        np.savez(folder / "list.npz", **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
-    progress.done()
-    write_checked_file(path, folder / "list.npz", without=WITHOUT_LIST)
-    report({"documents": finder.documents, "exact": int(counts[EXACT]), "near": int(counts[NEAR])}, cut=cut)
+        found.write(path)
+        progress.done()
+        found.report()
 
 
-def write(path: Path, lists: dict[str, np.ndarray]) -> None:
-    """Write a list of duplicates: for each corpus, by its name, numbers of files and of their records, [2, n]."""
-    buffer = io.BytesIO()
-    np.savez(buffer, **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
-    write_checked(path, buffer.getvalue(), without=WITHOUT_LIST)
+class Comparison:
+    """Documents of several corpora compared on disk, and the list of those that repeat earlier ones."""
 
+    def __init__(self, folder: Path, mode: Mode, threshold: float, *, most: int | None = None) -> None:
+        """``folder`` is for what is needed until the list is there. ``most``: documents that are compared; None: all.
+        Methods raise ``NoRoomError`` where the disk is full."""
+        self._folder, self._mode, self._most = folder, mode, most
+        self._first: dict[str, int] = {}  # of each corpus: the number of its first document
+        self._counts = np.zeros(3, dtype=np.int64)
+        self.is_full = False
+        """Whether there were more documents than are compared."""
+        with self._on_disk():
+            self._finder = DiskFinder(folder, mode, threshold)
+            self._places = open(folder / "places", "wb")  # noqa: SIM115  # closed in ``write`` and at the end
 
-def report(counts: Mapping[str, int], *, cut: bool) -> None:
-    """Print what was found. ``cut``: whether there are more documents than may be compared."""
-    print(
-        f"{counts['documents']:,} documents compared: {counts['exact']:,} exact and {counts['near']:,} near duplicates "
-        "are left out" + ("; later ones are not compared (data.dedup_max_docs)" if cut else ""),
-        flush=True,
-    )
+    def __enter__(self) -> "Comparison":
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._places.close()
+        self._finder.close()
 
-@contextlib.contextmanager
-def _on_disk(folder: Path, mode: str) -> Iterator[None]:
-    """Turns a full disk into one line."""
-    try:
-        yield
-    except OSError as error:
-        disk = {"exact": "25 bytes", "near": "0.7 to 0.9 KB"}[mode]
-        raise NoRoomError(
-            f"{folder} cannot be written ({error.strerror or error}): looking for {mode} duplicates takes {disk} of "
-            f"disk for each document while it lasts: make room, name another folder with data.cache_dir=DIR, or add "
-            f"{WITHOUT_LIST}"
-        ) from error
+    @property
+    def documents(self) -> int:
+        """How many were added."""
+        return self._finder.documents
+
+    def begin(self, corpus: str) -> None:
+        """The documents that follow are of this corpus."""
+        self._first[corpus] = self.documents
+
+    def add(
+        self,
+        places: Sequence[tuple[int, int]] | np.ndarray,
+        *,
+        texts: Sequence[str] | None = None,
+        digests: np.ndarray | None = None,
+        sketches: np.ndarray | None = None,
+    ) -> None:
+        """Add documents by their places, (file, record) each, and their texts, or what ``slm.data.quality.repeats``
+        makes of these: ``np.uint64[n]``, and for ``near`` ``np.uint32[n, 128]``."""
+        left = len(places) if self._most is None else self._most - self.documents
+        self.is_full = self.is_full or len(places) > left
+        with self._on_disk():
+            if texts is not None:
+                self._finder.add(texts[:left])
+            elif digests is not None:
+                self._finder.add_sketches(digests[:left], None if sketches is None else sketches[:left])
+            np.array([tuple(each) for each in places[:left]], dtype=_PLACE).tofile(self._places)
+
+    def write(self, path: Path) -> None:
+        """Compare all, and write the list. Nothing is added after it."""
+        self._places.close()
+        with self._on_disk():
+            verdicts = self._finder.verdicts()
+            for start in range(0, len(verdicts), _CHUNK):
+                self._counts += np.bincount(verdicts[start : start + _CHUNK], minlength=3)
+            ends = [*list(self._first.values())[1:], self.documents]
+            lists = {
+                key: _places(self._folder, verdicts, start, end)
+                for (key, start), end in zip(self._first.items(), ends, strict=True)
+            }
+            np.savez(self._folder / "list.npz", **lists)  # type: ignore[arg-type]  # numpy's stub takes any of ** for allow_pickle
+        write_checked_file(path, self._folder / "list.npz", without=WITHOUT_LIST)
+
+    def report(self) -> None:
+        """Print what was found."""
+        print(
+            f"{self.documents:,} documents compared: {self._counts[EXACT]:,} exact and {self._counts[NEAR]:,} near "
+            "duplicates are left out" + ("; later ones are not compared (data.dedup_max_docs)" if self.is_full else ""),
+            flush=True,
+        )
+
+    @contextlib.contextmanager
+    def _on_disk(self) -> Iterator[None]:
+        """Turns a full disk into one line."""
+        try:
+            yield
+        except OSError as error:
+            disk = {"exact": "25 bytes", "near": "0.7 to 0.9 KB"}[self._mode]
+            raise NoRoomError(
+                f"{self._folder} cannot be written ({error.strerror or error}): looking for {self._mode} duplicates "
+                f"takes {disk} of disk for each document while it lasts: make room, name another folder with "
+                f"data.cache_dir=DIR, or add {WITHOUT_LIST}"
+            ) from error
 
 
 def _places(folder: Path, verdicts: np.ndarray, start: int, end: int) -> np.ndarray:

@@ -46,29 +46,3 @@ class Finder:
                 if not kept:
                     verdicts[index] = "near"
         return verdicts
-
-    def add_signature(self, digested: int, state: bytes) -> Verdict:
-        """``add`` for one text by its ``signature``."""
-        if digested in self._seen:
-            return "exact"
-        self._seen.add(digested)
-        if self._near is None:
-            return ""
-        from rensa import RMinHash
-
-        sketch = RMinHash(num_perm=N_HASHES, seed=SEED)
-        sketch.__setstate__(state)
-        self._number += 1
-        return "" if self._near.add(str(self._number - 1), sketch) else "near"
-
-
-def signature(text: str, mode: Literal["exact", "near"]) -> tuple[int, bytes]:
-    """What a ``Finder`` has to know of a text: the digest of its words, and for ``near`` its sketch of 700 bytes."""
-    plain = normalized(text)
-    if mode == "exact":
-        return digest(plain), b""
-    from rensa import RMinHash
-
-    sketch = RMinHash(num_perm=N_HASHES, seed=SEED)
-    sketch.update(shingles(plain))
-    return digest(plain), sketch.__getstate__()
