@@ -38,9 +38,11 @@ def test_each_example_works_as_it_stands(server):
             body = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
             for name, example in body.get("examples", {}).items():
                 n += 1
-                reply = httpx.request(method, server.url + path.replace("{model}", "chatty"), json=example["value"])
-                # The model has no tokens for filling in the middle, and says so.
-                assert reply.status_code == (501 if "/infill" in path else 200), (path, name, reply.text)
+                at = path.replace("{model}", "chatty").replace("/slots/{slot}", "/slots/0?action=save")
+                reply = httpx.request(method, server.url + at, json=example["value"])
+                # The model has no tokens for filling in the middle, and the server no folder for slots: both say so.
+                absent = "/infill" in path or "/slots/" in path
+                assert reply.status_code == (501 if absent else 200), (path, name, reply.text)
                 if example["value"].get("stream") and path.startswith("/v1/c"):
                     assert reply.text.rstrip().endswith("data: [DONE]")
     assert n > 12

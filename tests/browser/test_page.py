@@ -102,7 +102,7 @@ def test_stop(page, server, by_key):
     show_probabilities(page)
     # A text that cannot end early.
     page.run("document.getElementById('response_format').value = 'json_schema'")
-    ask(page, max_tokens=3000, schema='{"type": "string", "minLength": 1000}')
+    ask(page, max_tokens=3000, schema='{"type": "string", "minLength": 2900}')
     page.wait("document.querySelectorAll('#output .token').length > 5")
     assert page.run("document.getElementById('send').disabled")
     if by_key:

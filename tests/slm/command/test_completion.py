@@ -31,7 +31,7 @@ def test_options_and_choices():
     assert candidates(["train"], "train.compile=") == ["train.compile=true", "train.compile=false"]
     assert candidates(["train"], "data.file") == []
     assert candidates(["train", "data=local"], "data.file") == ["data.files="]
-    assert candidates(["serve"], "serve.slo") == ["serve.slots="]
+    assert candidates(["serve"], "serve.slots") == ["serve.slots="]
 
 
 @pytest.fixture
