@@ -63,11 +63,11 @@ class TorchScorer:
         import torch
         import torch.nn.functional as F
 
-        with torch.inference_mode():
-            for window in windows:
+        for window in windows:
+            with torch.inference_mode():  # not while the caller has its turn
                 x_TD = self._hidden([window], stream)[0]
                 logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
-                yield window, logits.float().numpy()
+            yield window, logits.float().numpy()
 
     def ragged_logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
         """``logits`` of windows of any lengths, several at a time: shorter ones are padded at their end, which no
@@ -75,16 +75,17 @@ class TorchScorer:
         import torch
         import torch.nn.functional as F
 
-        with torch.inference_mode():
-            for group in _ragged_groups(windows, most_tokens=BATCH_TOKENS):
-                ids_BT = np.zeros((len(group), max(map(_length, group))), np.int64)
-                for row_T, window in zip(ids_BT, group, strict=True):
-                    row_T[: _length(window)] = window.inputs(stream)
+        for group in _ragged_groups(windows, most_tokens=BATCH_TOKENS):
+            ids_BT = np.zeros((len(group), max(map(_length, group))), np.int64)
+            for row_T, window in zip(ids_BT, group, strict=True):
+                row_T[: _length(window)] = window.inputs(stream)
+            with torch.inference_mode():
                 # A cache keeps these shapes from layers that training compiles for one shape.
                 x_BTD = self.model.hidden_states(torch.from_numpy(ids_BT), self.model.new_cache())
-                for x_TD, window in zip(x_BTD, group, strict=True):
-                    logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
-                    yield window, logits.float().numpy()
+            for row, window in enumerate(group):
+                with torch.inference_mode():  # not while the caller has its turn
+                    logits = F.linear(x_BTD[row, window.first : window.last], self.model.head_weight_VD)
+                yield window, logits.float().numpy()
 
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         import torch

@@ -47,6 +47,14 @@ def test_torch_scorer_by_hand(scorer):
     np.testing.assert_allclose(nll_of(logits, window.targets(IDS)), expected, rtol=1e-4)
 
 
+def test_the_caller_is_not_in_inference_mode_between_windows(scorer):
+    """Two iterators that end in another order than they began would leave the process in it."""
+    windows = chunked_windows(len(IDS), 30)
+    for iterator in (scorer.logits(windows, IDS), scorer.ragged_logits(windows, IDS)):
+        next(iterator)
+        assert not torch.is_inference_mode_enabled()
+
+
 def test_groups_of_windows_change_nothing(scorer):
     windows = chunked_windows(len(IDS), 30) + sliding_windows(len(IDS), 32)
     one_by_one = np.concatenate([scorer.nll([window], IDS) for window in windows])
