@@ -23,12 +23,11 @@ INLINE lanes sigmoid(lanes x) { return reciprocal(1.0f + exp2_of(min_of(x * -LOG
 struct Activation {
     lanes value, slope;
 };
-template <bool GELU> INLINE Activation activation(lanes x) {
-    if constexpr (GELU) {
+INLINE Activation activation(lanes x, bool gelu) {
+    if (gelu) {
         const lanes square = x * x, s = sigmoid(x * (square * 0.0713548163f + 1.5957691216f));
         return {x * s, s * (x * (1.0f - s) * (square * 0.2140644489f + 1.5957691216f) + 1.0f)};
-    } else {
-        const lanes s = sigmoid(x);
-        return {x * s, s * (x * (1.0f - s) + 1.0f)};
     }
+    const lanes s = sigmoid(x);
+    return {x * s, s * (x * (1.0f - s) + 1.0f)};
 }

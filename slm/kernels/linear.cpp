@@ -2,58 +2,6 @@
 // weights and computes their gradients.
 #include "family.h"
 
-namespace {
-
-template <bool GELU>
-void gate_up(const value* x, long m, long k, const packed* B, long f, value* gate, value* up, value* act, int add) {
-    gemm(x, k, m, B, k, f / LANES, [&](long row, long panel, lanes g, lanes u) ALWAYS {
-        const long at = row * f + panel * LANES;
-        if (add) {
-            g += load_value(gate + at);
-            u += load_value(up + at);
-        }
-        if (gate) {
-            store_value(gate + at, g);
-            store_value(up + at, u);
-        }
-        store_value(act + at, activation<GELU>(g).value * u);
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * LANES;
-        if (gate) {
-            will_write(gate + at);
-            will_write(up + at);
-        }
-        will_write(act + at);
-    });
-}
-
-template <bool GELU>
-void gate_up_backward(const value* dout, long m, long d, const packed* B, long f, const value* gate, const value* up,
-                      value* d_gate_up, value* act, int add) {
-    gemm(dout, d, m, B, d, f / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
-#pragma GCC unroll 2
-        for (int half = 0; half < 2; half++) {
-            const long column = panel * NR + half * LANES, at = row * f + column;
-            lanes dact = half ? b : a;
-            if (add) dact += load_value(act + at);
-            const lanes g = load_value(gate + at), u = load_value(up + at);
-            const Activation of_g = activation<GELU>(g);
-            store_value(act + at, of_g.value * u);
-            store_value(d_gate_up + row * 2 * f + column, dact * (u * of_g.slope));
-            store_value(d_gate_up + row * 2 * f + f + column, dact * of_g.value);
-        }
-    }, [&](long row, long panel) ALWAYS {
-        const long at = row * f + panel * NR;
-        will_read(gate + at);
-        will_read(up + at);
-        will_write(act + at);
-        will_write(d_gate_up + row * f + at);
-        will_write(d_gate_up + row * f + at + f);
-    });
-}
-
-}  // namespace
-
 extern "C" {
 
 // out [m, n] = x [m, k] B, plus residual [m, n] where given.
@@ -74,14 +22,51 @@ void slm_linear(const value* x, long m, long k, const packed* B, long n, const v
 // A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold LANES gate and LANES up columns.
 // gate may be null. gelu: f is GELU's tanh form, else SiLU. add: gate and up hold what is added to the products.
 void slm_gate_up(const value* x, long m, long k, const packed* B, long f, value* gate, value* up, value* act, int gelu, int add) {
-    (gelu ? gate_up<true> : gate_up<false>)(x, m, k, B, f, gate, up, act, add);
+    gemm(x, k, m, B, k, f / LANES, [&](long row, long panel, lanes g, lanes u) ALWAYS {
+        const long at = row * f + panel * LANES;
+        if (add) {
+            g += load_value(gate + at);
+            u += load_value(up + at);
+        }
+        if (gate) {
+            store_value(gate + at, g);
+            store_value(up + at, u);
+        }
+        store_value(act + at, activation(g, gelu).value * u);
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * LANES;
+        if (gate) {
+            will_write(gate + at);
+            will_write(up + at);
+        }
+        will_write(act + at);
+    });
 }
 
 // Backward of down(f(gate) * up): d_gate_up [m, 2 f] (gate's columns first) and act [m, f] from dout [m, d]. add: act holds
 // what is added to its own gradient.
 void slm_gate_up_backward(const value* dout, long m, long d, const packed* B, long f, const value* gate, const value* up,
                           value* d_gate_up, value* act, int gelu, int add) {
-    (gelu ? gate_up_backward<true> : gate_up_backward<false>)(dout, m, d, B, f, gate, up, d_gate_up, act, add);
+    gemm(dout, d, m, B, d, f / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const long column = panel * NR + half * LANES, at = row * f + column;
+            lanes dact = half ? b : a;
+            if (add) dact += load_value(act + at);
+            const lanes g = load_value(gate + at), u = load_value(up + at);
+            const Activation of_g = activation(g, gelu);
+            store_value(act + at, of_g.value * u);
+            store_value(d_gate_up + row * 2 * f + column, dact * (u * of_g.slope));
+            store_value(d_gate_up + row * 2 * f + f + column, dact * of_g.value);
+        }
+    }, [&](long row, long panel) ALWAYS {
+        const long at = row * f + panel * NR;
+        will_read(gate + at);
+        will_read(up + at);
+        will_write(act + at);
+        will_write(d_gate_up + row * f + at);
+        will_write(d_gate_up + row * f + at + f);
+    });
 }
 
 // grad [n] (+)= the sums of the columns of dy [m, n], whose rows are ldy values apart; threads share the columns. n is a
