@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from slm.kernels import checked
 from slm.kernels.native import VARIANTS
 from slm.machine.cpp_build import compiler
 from tests.helpers import REPOSITORY
@@ -56,6 +57,7 @@ def watched(*command: str) -> subprocess.CompletedProcess[str]:
         "ASAN_OPTIONS": "detect_leaks=0",  # Python leaves much to the end of its process
         "UBSAN_OPTIONS": "print_stacktrace=1",
         SANITIZE: "1",
+        checked.VARIABLE: "",  # the sanitizers find it here
         "OMP_NUM_THREADS": "2",
     }
     return subprocess.run(
