@@ -17,7 +17,7 @@ def test_data_groups_build(name):
     assert all(isinstance(source, SourceConfig) for source in config.all_sources())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bpe", "file", "sentencepiece"])
+@pytest.mark.parametrize("name", ["gpt2", "bpe", "file"])
 def test_tokenizer_groups_build(repository, name):
     values = yaml.safe_load((repository / "configs" / "tokenizer" / f"{name}.yaml").read_text())
     if values["kind"] == "file":
