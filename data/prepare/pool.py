@@ -18,7 +18,7 @@ from typing import Any
 
 from slm.data.errors import UserError
 from slm.data.prepare.work import Step, Work
-from slm.data.stream.loader import without_interrupts
+from slm.data.stream.loader import death_of, without_interrupts
 from slm.data.stream.worker import exit_with_parent
 
 LOOK_SECONDS = 1.0
@@ -78,14 +78,8 @@ class _Process:
         try:
             kind, content = self.connection.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join(timeout=5)
-            code = self._process.exitcode
-            if code == -signal.SIGKILL:
-                raise UserError(
-                    "a process was killed (signal 9), as the system does when memory runs out: type the same command "
-                    "again with fewer processes=, it goes on"
-                ) from None
-            raise RuntimeError(f"a process died (exit code {code})") from None
+            advice = "type the same command again with fewer processes=, it goes on"
+            raise death_of(self._process, "a process", advice) from None
         if kind == "user_error":
             raise UserError(content)
         if kind == "error":

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,15 @@ class _Inline:
         pass
 
 
+def death_of(process: BaseProcess, name: str, advice: str) -> Exception:
+    """What tells that a process ended before its work: a UserError with ``advice`` where the system killed it."""
+    process.join(timeout=5)
+    code = process.exitcode
+    if code == -signal.SIGKILL:
+        return UserError(f"{name} was killed (signal 9), as the system does when memory runs out: {advice}")
+    return RuntimeError(f"{name} died (exit code {code})")
+
+
 class _Worker:
     """A shard read in its own process, started by ``spawn`` so that it inherits no threads or locks."""
 
@@ -318,14 +328,12 @@ class _Worker:
                 TALLY.report()
                 kind, *content = self._blocks.recv()
         except (EOFError, ConnectionResetError):
-            self._process.join(timeout=5)
-            code = self._process.exitcode
-            if code == -signal.SIGKILL:
-                raise UserError(
-                    "a data worker was killed (signal 9), as the system does when memory runs out: run again with "
-                    "fewer train.workers or a smaller data.shuffle_buffer; it goes on from the last checkpoint"
-                ) from None
-            raise RuntimeError(f"a data worker died (exit code {code})") from None
+            raise death_of(
+                self._process,
+                "a data worker",
+                "run again with fewer train.workers or a smaller data.shuffle_buffer; it goes on from the last "
+                "checkpoint",
+            ) from None
         if kind == "block":
             return content[0], content[1]
         if kind == "user_error":
