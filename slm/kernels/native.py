@@ -95,7 +95,7 @@ AVX512_VNNI, AVX_VNNI = "-mavx512vnni", "-mavxvnni"
 _LANGUAGE = ("-std=gnu++17", "-ffp-contract=fast")
 _PARTS = ("linear", "attention", "attention_backward", "short_conv", "norms", "head", "sizes", "f32/update")
 """Sources of all variants: one body for all number formats. Weights and moments are f32, and so is their update."""
-_HEADERS = tuple(f"{each}.h" for each in ("family", "whole", "activation", "arena", "tasks", "attention"))
+_HEADERS = tuple(f"{each}.h" for each in ("family", "whole", "activation", "into", "arena", "tasks", "attention"))
 
 
 def _f32(

@@ -2,6 +2,8 @@
 #pragma once
 #include "gemm_pack.h"
 
+#include "../into.h"
+
 constexpr long L2_BYTES = 448 * 1024;  // packed panels that a task keeps in its core's second-level cache
 
 // Nothing to prepare: these instructions need no state.
@@ -57,23 +59,6 @@ template <class Use, class Ahead = Nothing>
 INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
     tile_strided(rows, n_pairs, A, lda, 1, B, use, ahead);
 }
-
-// Hands a tile's sums to `out`, or adds them to what is there.
-struct Into {
-    bool add;
-    float* out;
-    long ld;
-
-    INLINE void operator()(int r, __m512 x, __m512 y) const {
-        float* o = out + r * ld;
-        if (add) {
-            x = _mm512_add_ps(x, _mm512_loadu_ps(o));
-            y = _mm512_add_ps(y, _mm512_loadu_ps(o + 16));
-        }
-        _mm512_storeu_ps(o, x);
-        _mm512_storeu_ps(o + 16, y);
-    }
-};
 
 INLINE void tile_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B) {
     tile(rows, n_pairs, A, lda, B, Into{add, out, ld});

@@ -5,6 +5,8 @@
 #include "../tasks.h"
 #include "operands.h"
 
+#include "../into.h"
+
 // Sums of a task between blocks of its depth: [row of the task][panel of the group][NR].
 constexpr long MOST_GROUP = 12;
 struct Partial {
@@ -66,22 +68,6 @@ INLINE void gemm(const float* A, long lda, long rows, const float* B, long depth
 // Nothing to prepare: these instructions need no state.
 struct TileUnit {
     ~TileUnit() {}
-};
-
-// Hands a tile's sums to `out`, or adds them to what is there.
-struct Into {
-    bool add;
-    float* out;
-    long ld;
-
-    INLINE void operator()(int r, vec x, vec y) const {
-        float* o = out + r * ld;
-        if (add) {
-            x += load(o);
-            y += load(o + W);
-        }
-        store_values(o, x, y);
-    }
 };
 
 // One tile of up to MR rows of `depth` values, `lda` values from row to row, times a panel.
