@@ -17,6 +17,10 @@
 // For the parts of a pass: inlined into one function, they leave GCC too few registers for the tiles' operands.
 #define APART __attribute__((noinline))
 
+constexpr long QUERY_BLOCK = STRIPS * MR;          // queries of a task
+constexpr long KEY_BLOCK = PAIR == 1 ? 96 : 128;   // keys whose score gradients are kept for dQ
+static_assert(KEY_BLOCK % MR == 0 && KEY_BLOCK % NR == 0, "blocks of keys are whole tiles");
+
 constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Shape {
@@ -101,8 +105,23 @@ inline void pack_values(const value* rows, long ld, const Shape& s, packed* out)
     }
 }
 
-#ifdef SLM_BF16
-#include "bf16/scores.h"
-#else
-#include "f32/scores.h"
-#endif
+// Positions as columns: [position panel][E / PAIR][NR], for products that reduce over E.
+inline void pack_sequence(const value* rows, long ld, const Shape& s, packed* out) {
+    for (long t = 0; t < s.padded(); t += NR)
+        pack_columns((const float*)(rows + t * ld), ld / PAIR, min_of(NR, max_of(0, s.T - t)), NR, s.E / PAIR,
+                     (float*)(out + t * s.E / PAIR), NR);
+}
+// Keys or queries, for scores, which `ScoreRows` compute.
+inline void pack_for_scores(const value* rows, const Shape& s, packed* out) {
+    pack_sequence(rows, s.E, s, out);
+    for (long t = 0; t < s.padded(); t += NR) finish_panel(out + t * s.E / PAIR, s.E);
+}
+
+// Rows of queries or keys, `E` values each, times panels of the other.
+struct ScoreRows {
+    Rows<MR> rows;
+    long n, E;
+
+    INLINE ScoreRows(const value* from, long n, long E) : n(n), E(E) { rows.take(from, E, n, E); }
+    INLINE void product_into(float* out, long ld, const packed* B) const { rows.product_into(out, ld, n, E, B); }
+};

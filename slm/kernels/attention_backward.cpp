@@ -108,10 +108,41 @@ APART void key_products(const Shape s, const Head head, long k, long n, long fro
     }
 }
 
+// x where the queries from `query` on see `key`: not before it, and not before `first`, where that is given; else zero.
+INLINE lanes where_seen(lanes x, long query, long key, const int32_t* first) {
+    ivec places;
+    for (int i = 0; i < W; i++) places[i] = i;
+    ivec sees = places + (int32_t)query >= (int32_t)key;
+    if (first) sees &= load(first) <= (int32_t)key;
+    return choose(sees, x, lanes{});
+}
+
+// From the scores of n keys from k on, and the gradients of their probabilities, the probabilities and the gradients of the
+// scores (m.ds from `row` on, in pairs of keys where the format has pairs), for queries [from, from + span). The gradients of
+// the probabilities stay in f32: what is left of them beside `delta` may be little.
+APART void score_gradients(const Shape s, long k, long n, long row, long from, long span, const HeadMemory m) {
+    const long ld = s.stride();
+    const float scale = s.scale(), scale2 = scale * LOG2_E;
+    for (long r = 0; r < n; r += PAIR)
+        for (long j = 0; j < span; j += LANES) {
+            const long query = from + j;
+            lanes ds[PAIR] = {};
+            for (long i = 0; i < PAIR && r + i < n; i++) {
+                const long at = (r + i) * ld + j;
+                const lanes power = exp2_of(load_f32(m.s_rows + at) * scale2 - load_f32(m.log_sums + query));
+                const lanes p = where_seen(power, query, k + r + i, s.starts ? m.first + query : nullptr);
+                ds[i] = p * scale * (load_f32(m.dp_rows + at) - load_f32(m.delta + query));
+                store_value(m.p_rows + at, p);
+                if (PAIR > 1) store_value(m.ds_rows + at, ds[i]);
+            }
+            store_packed(m.ds + (row + r) / PAIR * ld + query, ds);
+        }
+}
+
 // Gradients of the n keys from k on and of their values, from queries [from, from + span).
 APART void key_gradients(const Shape s, long k, long n, long row, long from, long span, const HeadMemory m, float* dk, float* dv) {
     const long E = s.E, ld = s.stride();
-    const value* ds_rows = gradient_rows_of(m, s, row, from);
+    const value* ds_rows = PAIR == 1 ? (const value*)m.ds + row * ld + from : m.ds_rows;
     for (long p = 0; p < E / NR; p++) {
         const long at = (p * s.padded() + from) / PAIR * NR;
         product_into(false, dv + k * E + p * NR, E, n, span, m.p_rows, ld, m.do_values + at);

@@ -52,7 +52,7 @@ ARGUMENTS = {
         "x:act:m*d m d B:unit:v*d//U v offsets?:f32:v targets:i64:m scale keep "
         "logits:act:(m if keep else min(m,K.slm_cross_entropy_rows()))*v losses:f32:m"
     ),
-    "slm_head_backward": "dlogits:act:m*v m v B:unit:v*d//U d dx:act:m*d sum:f32:m*d",
+    "slm_head_backward": "dlogits:act:m*v m v B:unit:v*d//U d dx:act:m*d",
     "slm_adamw": "tensors:i64:5*count count numbers:f32:1",
     "slm_sum_of_squares": "tensors:i64:2*count count",
 }

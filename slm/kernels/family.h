@@ -9,7 +9,8 @@
 //   product_into, Columns, TileUnit     single tiles
 #pragma once
 #ifdef SLM_BF16
-#include "bf16/gemm.h"
+#include "bf16/operands.h"
 #else
-#include "f32/gemm.h"
+#include "f32/operands.h"
 #endif
+#include "gemm.h"

@@ -1,5 +1,4 @@
-// The output head's cross-entropy. Logits exist for some rows at a time, and their gradient takes their place. Each number
-// format's head_backward.cpp multiplies that with the head.
+// The output head's cross-entropy. Logits exist for some rows at a time, and their gradient takes their place.
 #include "family.h"
 
 extern "C" {
@@ -13,7 +12,7 @@ void slm_cross_entropy(const value* x, long m, long d, const packed* B, long v, 
     const auto block = [&](Share& share, long start) {
         const long n = min_of(LOSS_ROWS, m - start);
         value* out = logits + (keep ? start * v : 0);
-        gemm_loop(share, x + start * d, d, n, B, d, v / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+        gemm_loop(share, x + start * d, d, n, B, d, block_of(d), v / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
             if (offsets) {
                 a += load_f32(offsets + panel * NR);
                 b += load_f32(offsets + panel * NR + LANES);
@@ -44,6 +43,13 @@ void slm_cross_entropy(const value* x, long m, long d, const packed* B, long v, 
     in_parallel([&](Share& share) {
         for (long start = 0; start < m; start += LOSS_ROWS) block(share, start);
     });
+}
+
+// dx [m, d] = dlogits [m, v] W, with W packed for the backward pass; blocks of the vocabulary keep W's panels in the cache.
+void slm_head_backward(const value* dlogits, long m, long v, const packed* B, long d, value* dx) {
+    gemm(dlogits, v, m, B, v, head_block(v), d / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+        store_values(dx + row * d + panel * NR, a, b);
+    }, [&](long row, long panel) ALWAYS { will_write(dx + row * d + panel * NR); });
 }
 
 }  // extern "C"

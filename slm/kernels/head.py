@@ -110,7 +110,6 @@ class Head:
         work, (N, D), V = self._work, h_ND.shape, packed.rows
         at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
         logits = work.room("logits", at_once, V)
-        sums = work.room("head_sums", at_once, D, dtype=torch.float32)
         nats = 0.0
         for start in range(0, N, at_once):
             part = slice(start, min(N, start + at_once))
@@ -122,7 +121,7 @@ class Head:
                 logits[:rows] *= each.weights[part, None]
             if each.soften:
                 each.soften(logits[:rows], losses_R, part)
-            self._kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part], sums)
+            self._kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part])
             add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0], self._kernels)
         if each.words is not None and packed.weights[0].grad is not None:
             grad, add = gradient_of(self._packed.weights[0])

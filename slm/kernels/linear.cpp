@@ -1,12 +1,12 @@
-// Linear layers: activations times packed weights with what follows fused in. Each number format's weights.cpp packs the
-// weights and computes their gradients.
+// Linear layers: activations times packed weights with what follows fused in. weights.cpp packs the weights and computes
+// their gradients.
 #include "family.h"
 
 extern "C" {
 
 // out [m, n] = x [m, k] B, plus residual [m, n] where given.
 void slm_linear(const value* x, long m, long k, const packed* B, long n, const value* residual, value* out) {
-    gemm(x, k, m, B, k, n / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+    gemm(x, k, m, B, k, block_of(k), n / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
         const long at = row * n + panel * NR;
         if (residual) {
             a += load_value(residual + at);
@@ -22,7 +22,7 @@ void slm_linear(const value* x, long m, long k, const packed* B, long n, const v
 // A gated feed-forward's first half: gate and up [m, f] and f(gate) * up, from panels that hold LANES gate and LANES up columns.
 // gate may be null. gelu: f is GELU's tanh form, else SiLU. add: gate and up hold what is added to the products.
 void slm_gate_up(const value* x, long m, long k, const packed* B, long f, value* gate, value* up, value* act, int gelu, int add) {
-    gemm(x, k, m, B, k, f / LANES, [&](long row, long panel, lanes g, lanes u) ALWAYS {
+    gemm(x, k, m, B, k, block_of(k), f / LANES, [&](long row, long panel, lanes g, lanes u) ALWAYS {
         const long at = row * f + panel * LANES;
         if (add) {
             g += load_value(gate + at);
@@ -47,7 +47,7 @@ void slm_gate_up(const value* x, long m, long k, const packed* B, long f, value*
 // what is added to its own gradient.
 void slm_gate_up_backward(const value* dout, long m, long d, const packed* B, long f, const value* gate, const value* up,
                           value* d_gate_up, value* act, int gelu, int add) {
-    gemm(dout, d, m, B, d, f / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+    gemm(dout, d, m, B, d, block_of(d), f / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++) {
             const long column = panel * NR + half * LANES, at = row * f + column;

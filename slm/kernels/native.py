@@ -93,9 +93,14 @@ class Variant:
 AVX512_VNNI, AVX_VNNI = "-mavx512vnni", "-mavxvnni"
 """GCC's, for products of two or four integers with their sum. It has the second since version 11."""
 _LANGUAGE = ("-std=gnu++17", "-ffp-contract=fast")
-_PARTS = ("linear", "attention", "attention_backward", "short_conv", "norms", "head", "sizes", "f32/update")
+_PARTS = tuple(
+    f"{each}.cpp"
+    for each in ("linear", "weights", "attention", "attention_backward", "short_conv", "norms", "head", "sizes", "f32/update")
+)
 """Sources of all variants: one body for all number formats. Weights and moments are f32, and so is their update."""
-_HEADERS = tuple(f"{each}.h" for each in ("family", "whole", "activation", "into", "arena", "tasks", "attention"))
+_HEADERS = tuple(
+    f"{each}.h" for each in ("family", "whole", "activation", "arena", "tasks", "gemm", "attention", "f32/vec")
+)
 
 
 def _f32(
@@ -112,16 +117,15 @@ def _f32(
 ) -> Variant:
     """The f32 kernels with vectors of ``lanes`` values."""
     integers = bits < 32
-    own = ("f32/weights", "f32/head_backward", *(("f32/integer_gain",) if integers else ()))
-    headers = ("vec", "sizes", "tile", "operands", "gemm", "scores", *(("integers", f"int{bits}") if integers else ()))
+    headers = ("sizes", "values", "operands", *(("integers", f"int{bits}") if integers else ()))
     return Variant(
         name=name,
         instructions=instructions or name,
         title=title,
         precision="f32",
         needs=needs,
-        sources=tuple(f"{each}.cpp" for each in (*_PARTS, *own)),
-        headers=(*(f"f32/{each}.h" for each in headers), *_HEADERS),
+        sources=(*_PARTS, *(("f32/integer_gain.cpp",) if integers else ())),
+        headers=(*(f"f32/{each}.h" for each in headers), "tile.h", *_HEADERS),
         flags=(
             f"-march={march}",
             "-mtune=native",
@@ -169,21 +173,17 @@ def _bf16(name: str, title: str, needs: tuple[str, ...], *, tile: tuple[str, ...
         title=title,
         precision="bf16",
         needs=(*_AVX512, "avx512_bf16", *needs),
-        sources=tuple(f"{each}.cpp" for each in (*_PARTS, "bf16/weights", "bf16/head_backward")),
-        headers=(
-            *(f"bf16/{each}.h" for each in ("values", "sizes", "gemm_pack", "tile", *tile, "gemm", "scores")),
-            "f32/vec.h",
-            *_HEADERS,
-        ),
-        flags=("-march=native", "-DSLM_BF16", *_LANGUAGE, *OF_AVX512, *flags),
+        sources=_PARTS,
+        headers=(*(f"bf16/{each}.h" for each in ("values", "sizes", "operands")), *tile, *_HEADERS),
+        flags=("-march=native", "-DSLM_BF16", "-DSLM_LANES=16", *_LANGUAGE, *OF_AVX512, *flags),
     )
 
 
 VARIANTS: dict[str, Variant] = {
     each.name: each
     for each in (
-        _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("tile_amx", "amx"), flags=("-DSLM_AMX",)),
-        _bf16("avx512bf16", "AVX512-BF16", (), tile=("tile_avx512",), flags=()),
+        _bf16("amx", "AMX", ("amx_tile", "amx_bf16"), tile=("bf16/tile_amx.h", "bf16/amx.h"), flags=("-DSLM_AMX",)),
+        _bf16("avx512bf16", "AVX512-BF16", (), tile=("bf16/tile_avx512.h", "tile.h"), flags=()),
         *_vnni(
             *("avx512", "AVX512-VNNI", (*_AVX512, "avx512_vnni")),
             instructions="avx512",
@@ -267,7 +267,7 @@ SIGNATURES = SIZES | {
     "slm_embed": [P, P, L, L, P],
     "slm_embed_backward": [P, P, L, L, P],
     "slm_cross_entropy": [P, L, L, P, L, P, P, F, I, P, P],
-    "slm_head_backward": [P, L, L, P, L, P, P],
+    "slm_head_backward": [P, L, L, P, L, P],
     "slm_adamw": [P, L, P],
     "slm_sum_of_squares": [P, L],
 }

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 
-#include "f32/gemm.h"
+#include "family.h"
 
 extern "C" {
 void slm_pack_forward(const float*, long, long, float*, int);
@@ -24,7 +24,7 @@ void slm_rmsnorm(const float*, long, long, const float*, float, float*, float*);
 void slm_rmsnorm_backward(const float*, const float*, const float*, const float*, long, long, const float*, float*, float*, int,
                           float*);
 long slm_rmsnorm_backward_scratch(long);
-void slm_head_backward(const float*, long, long, const float*, long, float*, float*);
+void slm_head_backward(const float*, long, long, const float*, long, float*);
 void slm_cross_entropy(const float*, long, long, const float*, long, const float*, const int64_t*, float, int, float*, float*);
 void slm_adamw(const void*, long, const void*);
 double slm_sum_of_squares(const void*, long);
@@ -261,7 +261,7 @@ static void head() {
     const Floats dlogits = numbers(rows_of * words), table = numbers(words * width);
     Floats back(words * width), dx(rows_of * width);
     slm_pack_backward(table.data(), words, width, back.data(), 0, words);
-    slm_head_backward(dlogits.data(), rows_of, words, back.data(), width, dx.data(), nullptr);
+    slm_head_backward(dlogits.data(), rows_of, words, back.data(), width, dx.data());
     compare("head backward", dx, [&] { return product(dlogits, turned(table, words, width), rows_of, words, width); });
 }
 

@@ -6,7 +6,7 @@
 #include "../whole.h"
 
 using value = uint16_t;   // an activation: bf16
-using packed = uint32_t;  // a pair of them
+using packed = int32_t;   // a pair of them
 constexpr long PAIR = 2;
 
 #ifdef SLM_AMX

@@ -1,14 +1,14 @@
-// The matrix micro-kernel in AMX: 32 rows of 32 columns in four tiles of 16 x 16. See tile.h.
+// The matrix micro-kernel in AMX: 32 rows of 32 columns in four tiles of 16 x 16.
 //
 // A panel of B is as tiles want it: 16 pairs are 16 rows of 128 bytes, the left half of which is one tile and the right
 // half another. Every product reduces over whole groups of 16 pairs; operands are filled up with zeros to that.
 #pragma once
 #include "amx.h"
-#include "gemm_pack.h"
 
 constexpr long L2_BYTES = 1024 * 1024;  // packed panels that a task keeps in its core's second-level cache (2 MiB)
 constexpr long GROUP = 16;              // pairs of one step
-constexpr long TILE = 16;               // rows and columns of a tile
+constexpr long TILE = 16;               // rows and columns of a tile, and items of a cache line
+constexpr long LINE = TILE;
 
 INLINE constexpr long groups_of(long n_pairs) { return ceil_div(n_pairs, GROUP); }
 
@@ -109,18 +109,22 @@ INLINE void multiply(long rows, long n_pairs, const pair_t* A, long lda, const p
         multiply_few_rows(rows, n_pairs, A, lda, B, ahead);
 }
 
+// Up to MR rows of `depth` values, `lda` values from row to row, times a panel: use(row, left 16 columns, right 16 columns), or
+// in rows of f32 that are `ld` values apart (whole blocks of 16 or 32, also where `rows` are fewer), added or not.
 template <class Use, class Ahead = Nothing>
-INLINE void tile(long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
+INLINE void product(long rows, long depth, const bf16* A, long lda, const pair_t* B, Use&& use, Ahead&& ahead = {}) {
     amx::stores_are_done();
     zero_sums();
-    multiply(rows, n_pairs, A, lda, B, ahead);
+    multiply(rows, depth / 2, (const pair_t*)A, lda / 2, B, ahead);
     use_sums(min_of(rows, MR), use);
 }
-
-INLINE void tile_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B) {
+INLINE void pairs_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, long lda, const pair_t* B) {
     start_sums(add, rows, out, ld);
     multiply(rows, n_pairs, A, lda, B, Nothing{});
     store_sums(rows, out, ld);
+}
+INLINE void product_into(bool add, float* out, long ld, long rows, long depth, const bf16* A, long lda, const pair_t* B) {
+    pairs_into(add, out, ld, rows, depth / 2, (const pair_t*)A, lda / 2, B);
 }
 
 // A block of rows, at most 2 GROUP, of 32 (or 16) columns. Its tiles lie one behind the other, at `pair` of the n_pairs of
@@ -128,27 +132,25 @@ INLINE void tile_into(bool add, float* out, long ld, long rows, long n_pairs, co
 INLINE void pack_left(const bf16* from, long ld, long rows, long columns, pair_t* out, long pair, long) {
     out += pair * columns;
     for (long c = 0; c < columns; c += TILE) {
-        __m512i pairs[16];
-#pragma GCC unroll 16
-        for (int g = 0; g < 16; g++) {
+        vec pairs[W];
+        unrolled<W>([&](auto g) ALWAYS {
             const bf16* row = from + 2 * g * ld + c;
-            pairs[g] = 2 * g >= rows ? _mm512_setzero_si512() : pairs16(row, 2 * g + 1 < rows ? row + ld : nullptr);
-        }
-        transpose16(pairs);
-#pragma GCC unroll 16
-        for (int r = 0; r < 16; r++) _mm512_storeu_si512(out + (c + r) * GROUP, pairs[r]);
+            pairs[g] = 2 * g < rows ? (vec)pairs_of_rows(row, 2 * g + 1 < rows ? row + ld : nullptr) : vec{};
+        });
+        transpose(pairs);
+        unrolled<W>([&](auto r) ALWAYS { _mm512_storeu_si512(out + (c + r) * GROUP, (__m512i)pairs[r]); });
     }
 }
 
-// A tile of `rows` rows (16 or 32) whose left operand pack_left has laid out.
-template <class Ahead>
-INLINE void tile_packed_into(bool add, float* out, long ld, long rows, long n_pairs, const pair_t* A, const pair_t* B,
-                             Ahead&& ahead) {
+// A tile of `rows` rows (16 or 32) whose left operand pack_left has laid out, times a panel of x: sums over `count` positions.
+// Tiles take what is added to, and give the sums back, without `use`.
+template <class Use, class Ahead>
+INLINE void gradient_tile(long rows, long count, const pair_t* dy, const pair_t* x, Use&&, Ahead&& ahead, bool add, float* out, long ld) {
     start_sums(add, rows, out, ld);
     if (rows == MR)
-        multiply_rows<true>(n_pairs, A, GROUP, MR * GROUP, B, ahead);
+        multiply_rows<true>(pairs_of(count), dy, GROUP, MR * GROUP, x, ahead);
     else
-        multiply_rows<false>(n_pairs, A, GROUP, TILE * GROUP, B, ahead);
+        multiply_rows<false>(pairs_of(count), dy, GROUP, TILE * GROUP, x, ahead);
     store_sums(rows, out, ld);
 }
 
@@ -159,19 +161,9 @@ struct Columns {
     long rows, n_pairs;
 
     INLINE Columns(long rows, long n_pairs, const pair_t* A, long ld) : rows(rows), n_pairs(n_pairs) {
-        for (long k = 0; k < n_pairs; k += GROUP)
-            for (long row = 0; row < rows; row += TILE) {
-                __m512i pairs[16];
-#pragma GCC unroll 16
-                for (int g = 0; g < 16; g++)
-                    pairs[g] = k + g < n_pairs ? _mm512_loadu_si512(A + row + (k + g) * ld) : _mm512_setzero_si512();
-                transpose16(pairs);
-#pragma GCC unroll 16
-                for (int r = 0; r < 16; r++) _mm512_storeu_si512(by_rows[row + r] + k, pairs[r]);
-            }
+        pack_columns((const float*)A, ld, n_pairs, round_up(n_pairs, GROUP), round_up(rows, TILE), (float*)by_rows, MAX_PAIRS);
     }
 };
-
-INLINE void tile_into(bool add, float* out, long ld, const Columns& a, const pair_t* B) {
-    tile_into(add, out, ld, a.rows, a.n_pairs, a.by_rows[0], Columns::MAX_PAIRS, B);
+INLINE void product_into(bool add, float* out, long ld, const Columns& a, const pair_t* B) {
+    pairs_into(add, out, ld, a.rows, a.n_pairs, a.by_rows[0], Columns::MAX_PAIRS, B);
 }

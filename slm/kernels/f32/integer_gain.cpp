@@ -18,7 +18,7 @@ double slm_integer_gain() {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     };
     for (int turn = 0; turn < 40; turn++) {
-        const double one = seconds([&] { tile_of<MR>(DEPTH_OF_TILE, A, DEPTH_OF_TILE, 1, B, keep); });
+        const double one = seconds([&] { tile(MR, DEPTH_OF_TILE, A, DEPTH_OF_TILE, 1, B, keep); });
         const double two = seconds([&] {
             unit_tile_of<MR>(DEPTH_OF_TILE / UNIT, (const int32_t*)A, DEPTH_OF_TILE / UNIT, 1, scales, (const int32_t*)B, scales, keep,
                              Nothing{});

@@ -25,15 +25,11 @@
 #define SLM_NEON
 #include <arm_neon.h>
 #endif
-
-#if defined(SLM_NEON) || SLM_LANES == 16
-constexpr long REGISTERS = 32;
-#else
-constexpr long REGISTERS = 16;
+#if defined(__AVX512F__) || defined(SLM_INTEGERS)
+#include <immintrin.h>
 #endif
+
 constexpr long W = SLM_LANES;   // lanes of a vector
-constexpr long NR = 2 * W;      // columns of a tile, and the width of a packed panel
-constexpr long MR = REGISTERS == 32 ? 12 : 6;  // rows of a tile: 2 MR sums, two columns and a value of A fill the registers
 
 typedef float vec __attribute__((vector_size(4 * SLM_LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * SLM_LANES)));
@@ -53,6 +49,18 @@ INLINE void store(float* p, vec x) { *(vec_anywhere*)p = x; }
 INLINE vec all(float x) { return x - vec{}; }
 INLINE ivec all(int32_t x) { return x - ivec{}; }
 INLINE vec choose(ivec mask, vec yes, vec no) { return mask ? yes : no; }
+INLINE vec root(vec x) {
+#if defined(SLM_NEON)
+    return vsqrtq_f32(x);
+#elif defined(__AVX512F__) && SLM_LANES == 16
+    return _mm512_sqrt_ps(x);
+#elif defined(__AVX__) && SLM_LANES == 8
+    return __builtin_ia32_sqrtps256(x);
+#else
+    for (long i = 0; i < W; i++) x[i] = std::sqrt(x[i]);
+    return x;
+#endif
+}
 
 // Lane l of the result is lane I_l of a, or lane I_l - W of b.
 template <int... I> INLINE vec shuffled(vec a, vec b) {
@@ -71,14 +79,6 @@ INLINE vec min_of(vec a, vec b) { return vminq_f32(a, b); }
 // sum + x * y. The product takes y from a lane, so that loading y needs no vector instruction.
 INLINE vec multiply_add(vec sum, vec x, float y) { return vfmaq_n_f32(sum, x, y); }
 
-// 1 / x to the last bit or two, for x up to 2^126: an estimate of 8 bits, and two of Newton's steps. Most cores have no
-// pipeline for divisions.
-INLINE vec reciprocal(vec x) {
-    vec y = vrecpeq_f32(x);
-    y = vmulq_f32(y, vrecpsq_f32(x, y));
-    return vmulq_f32(y, vrecpsq_f32(x, y));
-}
-
 // Sum and maximum of the lanes; the sum by halves.
 INLINE float sum_of(vec x) { return vpadds_f32(vadd_f32(vget_low_f32(x), vget_high_f32(x))); }
 INLINE float max_lane(vec x) { return vmaxvq_f32(x); }
@@ -88,7 +88,6 @@ INLINE float max_lane(vec x) { return vmaxvq_f32(x); }
 INLINE vec max_of(vec a, vec b) { return a > b ? a : b; }
 INLINE vec min_of(vec a, vec b) { return a < b ? a : b; }
 INLINE vec multiply_add(vec sum, vec x, float y) { return sum + all(y) * x; }
-INLINE vec reciprocal(vec x) { return 1.0f / x; }
 
 // each(x, the lanes of x that stand half a vector on), then a quarter on, and so forth: the first lane ends with what all of
 // them come to, by halves.
@@ -127,33 +126,20 @@ template <int H = 1> INLINE void transpose(vec* rows) {
     if constexpr (2 * H < W) transpose<2 * H>(rows);
 }
 
+// Up to `columns` rows (row i at from + i * ld, `depth` values) as columns: out[k * stride + i] = from[i][k]; missing rows
+// are zero. Whole vectors of both.
+INLINE void pack_columns(const float* from, long ld, long rows, long columns, long depth, float* out, long stride) {
+    for (long k = 0; k < depth; k += W)
+        for (long i = 0; i < columns; i += W) {
+            vec block[W];
+            unrolled<W>([&](auto r) ALWAYS { block[r] = i + r < rows ? load(from + (i + r) * ld + k) : vec{}; });
+            transpose(block);
+            unrolled<W>([&](auto r) ALWAYS { store(out + (k + r) * stride + i, block[r]); });
+        }
+}
+
 // What bodies for all number formats call these vectors (family.h).
-using value = float;  // an activation
 using lanes = vec;
 constexpr long LANES = W;
-INLINE lanes load_value(const value* p) { return load(p); }
 INLINE lanes load_f32(const float* p) { return load(p); }
-INLINE void store_value(value* p, lanes x) { store(p, x); }
 INLINE void store_f32(float* p, lanes x) { store(p, x); }
-// Two vectors, one behind the other.
-INLINE void store_values(value* p, lanes left, lanes right) {
-    store(p, left);
-    store(p + W, right);
-}
-INLINE value value_of(float x) { return x; }
-INLINE lanes load_logits(const value* z) { return load(z); }
-INLINE float logit_at(const value* z) { return *z; }
-INLINE void store_logits(value* z, lanes left, lanes right) { store_values(z, left, right); }
-
-#include "../activation.h"
-
-// 2^x to f32 precision for x up to 127; x below -126 gives 0, -inf included. NaN gives NaN: of two values that do not
-// compare, x86's maximum is the second.
-INLINE vec exp2_of(vec x) {
-    const vec magic = all(12582912.0f), kept = max_of(all(-126.0f), x);  // adding 1.5 * 2^23 rounds to a whole number
-    const vec shifted = kept + magic;
-    const vec n = shifted - magic, p = exp2_near_zero(kept - n);
-    // The whole number stands in the last bits of `shifted`: moved to the exponent it is the factor 2^n.
-    const ivec bits = (ivec)shifted << 23;
-    return choose(x < -126.0f, vec{}, (vec)((ivec)p + bits));
-}

@@ -54,7 +54,7 @@ def backward(kernels: Kernels, dy: torch.Tensor, weights: list[torch.Tensor]) ->
     for weight in weights:
         kernels.slm_pack_backward(weight, len(weight), d, packed, first, n)
         first += len(weight)
-    kernels.slm_head_backward(dy, m, n, packed, d, out, torch.empty(m, d))
+    kernels.slm_head_backward(dy, m, n, packed, d, out)
     return out
 
 
