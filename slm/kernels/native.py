@@ -95,7 +95,17 @@ AVX512_VNNI, AVX_VNNI = "-mavx512vnni", "-mavxvnni"
 _LANGUAGE = ("-std=gnu++17", "-ffp-contract=fast")
 _PARTS = tuple(
     f"{each}.cpp"
-    for each in ("linear", "weights", "attention", "attention_backward", "short_conv", "norms", "head", "sizes", "f32/update")
+    for each in (
+        "linear",
+        "weights",
+        "attention",
+        "attention_backward",
+        "short_conv",
+        "norms",
+        "head",
+        "sizes",
+        "f32/update",
+    )
 )
 """Sources of all variants: one body for all number formats. Weights and moments are f32, and so is their update."""
 _HEADERS = tuple(

@@ -35,7 +35,7 @@ def reloads(assembly: str) -> tuple[int, int]:
 @pytest.mark.skipif(compiler(gcc_only=True) is None, reason="no g++")
 @pytest.mark.parametrize(
     "source",
-    ["linear.cpp", "attention.cpp", "attention_backward.cpp", "head.cpp", "bf16/weights.cpp", "bf16/head_backward.cpp"],
+    ["linear.cpp", "weights.cpp", "attention.cpp", "attention_backward.cpp", "head.cpp"],
 )
 def test_operands_of_products_stay_in_registers(source, tmp_path):
     assert source in BF16.sources

@@ -9,7 +9,7 @@ from slm.machine import cpp_build
 from tests.helpers.kernels import MODEL, model_flags
 
 SOURCE = """
-#include "bf16/tile_amx.h"
+#include "bf16/operands.h"
 
 extern "C" int kept(int rows) {
     TileConfig others, after;
