@@ -155,7 +155,7 @@ def test_wrong_names_are_one_line_with_the_nearest(command, stories):
 
 
 def test_a_tokenizer_with_byte_fallback_goes_all_the_way(command, tmp_path):
-    """Trained here, in the checkpoint, in the exported file (whose proof compares ids), and in the server's counts."""
+    """Trained here, in the checkpoint, in the exported file (its proof compares ids), and in the server's counts."""
     corpus = write_corpus(tmp_path / "corpus.jsonl")
     words = ("tokenizer=sentencepiece", "tokenizer.vocab_size=400", "train.max_steps=2", f"data.files={corpus}")
     run = SmallRun(tmp_path / "runs", *words).finish()
