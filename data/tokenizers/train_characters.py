@@ -1,7 +1,7 @@
 """A BPE over characters with byte fallback, trained on the run's own text: SentencePiece's form, as Llama 2's.
 
 A character that the vocabulary lacks is spelled by the tokens of its bytes, ``<0x00>`` to ``<0xFF>``. The exported file
-is of llama.cpp's type ``llama``, which knows no list of merges: it joins any two neighbours that spell a token together,
+is of llama.cpp's type ``llama``, which knows no list of merges: it joins any two neighbours that make a token together,
 the token with the best score first, of equal ones the left. So that a ``tokenizer.json``, which merges by listed pairs,
 has the same ids,
 
