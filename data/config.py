@@ -346,33 +346,44 @@ class DataConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """Which tokenizer a run uses, and for ``bpe`` how it is trained."""
+    """Which tokenizer a run uses, and how one of kind ``bpe`` or ``sentencepiece`` is trained."""
 
-    kind: Literal["tiktoken", "bpe", "file"]
-    """A tiktoken encoding by name; a byte-level BPE trained on the run's own text; a tokenizer from disk."""
+    kind: Literal["tiktoken", "bpe", "sentencepiece", "file"]
+    """A tiktoken encoding by name; a byte-level BPE, or a BPE over characters with byte fallback (SentencePiece's form,
+    as Llama 2's), trained on the run's own text; a tokenizer from disk."""
     name: str = "gpt2"
     """``tiktoken``: the encoding's name (gpt2, cl100k_base, o200k_base, ...)."""
     fallback: Literal["none", "bpe"] = "none"
     """``tiktoken``: what to do if its vocabulary is neither cached nor reachable: fail (``none``) or train a BPE."""
     vocab_size: int = 4096
-    """``bpe``: most ids, with the end-of-text token and the 256 bytes; a small text may give fewer."""
+    """For a trained one: most ids, with the end-of-text token and the 256 bytes; little text may give fewer."""
     min_frequency: int = 2
-    """``bpe``: a pair is merged only if it was seen this often."""
+    """For a trained one: a pair is merged only if it was seen this often."""
     sample_bytes: int = 50_000_000
-    """``bpe``: the size of the text it is trained on, in bytes."""
+    """For a trained one: the size of the text it is trained on, in bytes."""
     split: Split = "gpt2"
-    """``bpe``: where text is cut before pairs are merged. ``gpt2``: words with the blank before them, numbers, signs;
-    ``digits``: the same, and each digit is one token (as SmolLM's); ``code``: each digit, a sign stays with the word
-    behind it, line ends with the signs before them, and indentation is kept together (as Qwen 2's)."""
+    """For a trained one: where text is cut before pairs are merged. ``gpt2``: words with the blank before them,
+    numbers, signs; ``digits``: the same, and each digit is one token (as SmolLM's); ``code``: each digit, a sign stays
+    with the word behind it, line ends with the signs before them, and indentation is kept together (as Qwen 2's)."""
     path: str = ""
     """``file``: a Hugging Face model or tokenizer directory, a tokenizer.json, or a SentencePiece .model."""
     eot_token: str = ""
     """``file``: the token that ends a document, if the files do not name it."""
 
+    @property
+    def trained(self) -> bool:
+        """Whether it is trained on the run's own text."""
+        return self.kind in ("bpe", "sentencepiece")
+
     def __post_init__(self) -> None:
         if self.kind == "bpe" and self.vocab_size < 257:
             raise UserError(
                 f"tokenizer.vocab_size={self.vocab_size} is too small: 256 bytes and the end-of-text token make 257"
+            )
+        if self.kind == "sentencepiece" and self.vocab_size < 300:
+            raise UserError(
+                f"tokenizer.vocab_size={self.vocab_size} is too small: 256 bytes, two special tokens and the text's "
+                "most frequent characters need 300"
             )
         if self.min_frequency < 1 or self.sample_bytes < 1:
             raise UserError("tokenizer.min_frequency and tokenizer.sample_bytes must be at least 1")

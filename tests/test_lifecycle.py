@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from slm.data.tales.story import story
+from slm.data.tokenizers.make import load_tokenizer
 from tests.helpers import programs
 from tests.helpers.servers import Server, running_server
+from tests.helpers.small_run import SmallRun, write_corpus
 
 pytestmark = pytest.mark.slow
 
@@ -150,3 +152,19 @@ def test_wrong_names_are_one_line_with_the_nearest(command, stories):
         err = command(*arguments, status=2)
         assert says in err, err
         assert len(err.strip().splitlines()) == 1, err
+
+
+def test_a_tokenizer_with_byte_fallback_goes_all_the_way(command, tmp_path):
+    """Trained here, in the checkpoint, in the exported file (its proof compares ids), and in the server's counts."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl")
+    words = ("tokenizer=sentencepiece", "tokenizer.vocab_size=400", "train.max_steps=2", f"data.files={corpus}")
+    run = SmallRun(tmp_path / "runs", *words).finish()
+    record = last_json(command("export", f"run={run.root}", "quant=f32"))
+    assert record["published"]
+    assert record["tokenizer"] == {"model": "llama", "pre": "default"}
+    (checkpoint,) = (run.root / "checkpoints").iterdir()
+    text = "the cat sat on 🦙 Ж"
+    with running_server(tmp_path / "server.log", run.root) as server:
+        found = post(server, "/tokenize", {"content": text})["tokens"]
+        assert found == load_tokenizer(checkpoint).encode(text)
+        assert post(server, "/detokenize", {"tokens": found})["content"] == text

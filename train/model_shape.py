@@ -17,7 +17,7 @@ def model_shape(config: RunConfig) -> ModelConfig:
     """The model of a configuration before its tokenizer exists: the settings give the vocabulary's size, or the model
     that the run starts from gives all.
 
-    A tokenizer that is neither trained (``bpe``) nor listed in ``TIKTOKEN_IDS`` is loaded to count its ids.
+    A tokenizer that is neither trained here nor listed in ``TIKTOKEN_IDS`` is loaded to count its ids.
     """
     if config.init_from:
         from slm.hub.models import directory
@@ -25,7 +25,7 @@ def model_shape(config: RunConfig) -> ModelConfig:
 
         return replace(load_config(directory(config.init_from)), seq_len=config.train.seq_len)
     tokenizer = with_corpus_tokenizer(config).tokenizer
-    if tokenizer.kind == "bpe":
+    if tokenizer.trained:
         ids = tokenizer.vocab_size
     elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:
         ids = TIKTOKEN_IDS[tokenizer.name]

@@ -68,6 +68,8 @@ class Account:
     tokens: int | None = None
     """Of the documents that are taken, about; None: not known."""
     exact_tokens: bool = False
+    without_reasoning: int = 0
+    """Answers that are learned without the reasoning before them, since the chat template does not write it."""
     sample: list[str] = field(default_factory=list)
     """Some of the documents that are taken, from everywhere in the text."""
     languages: dict[str, int] = field(default_factory=dict)
@@ -103,6 +105,9 @@ class Account:
             text += f", without the passage that is held out of {about}{self.passages:,}"
         if self.left_out:
             text += f"; left out: {self.reasons()}"
+        if self.without_reasoning:
+            count = f"{'' if self.exact_tokens else 'about '}{self.without_reasoning:,}"
+            text += f"; the chat template does not write the reasoning of {count} answers"
         if self.changed:
             text += "; masked or cut out: " + ", ".join(f"about {n:,} {kind}" for kind, n in self.changed.most_common())
         return text
@@ -122,6 +127,7 @@ class Account:
             "left_out": dict(self.left_out),
             "passages_held_out": self.passages,
             "changed": dict(self.changed),
+            "without_reasoning": self.without_reasoning,
             "exact": self.exact,
             "files": self.listing and self.listing.record(),
         }
@@ -305,6 +311,7 @@ def _count_conversations(found: Account, chosen: list[str], encoder: ChatEncoder
     found.exact_tokens = found.exact and len(chosen) == found.taken
     found.exact = found.exact and (found.exact_tokens or not left_out)
     found.tokens = round(tokens * ratio)
+    found.without_reasoning = round(encoder.without_reasoning * ratio)
     for why, n in left_out.items():
         found.left_out[why] = round(n * ratio)
         found.taken -= round(n * ratio)

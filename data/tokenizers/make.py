@@ -89,8 +89,11 @@ def make_tokenizer(
                 "(tokenizer.fallback=none stops here)"
             )
             return make_tokenizer(replace(config, kind="bpe"), documents)
-    if config.kind == "bpe":
-        from slm.data.tokenizers.train_bpe import train
+    if config.trained:
+        if config.kind == "bpe":
+            from slm.data.tokenizers.train_bpe import train
+        else:
+            from slm.data.tokenizers.train_characters import train
 
         files = train(
             documents(),
@@ -99,7 +102,7 @@ def make_tokenizer(
             sample_bytes=config.sample_bytes,
             split=config.split,
         )
-        kind = "bpe" if config.split == "gpt2" else f"bpe-{config.split}"
+        kind = config.kind if config.split == "gpt2" else f"{config.kind}-{config.split}"
         return Tokenizer(files, name=f"{kind}-{config.vocab_size}", eot_token=EOT)
     return load_tokenizer(config.path, eot_token=config.eot_token)
 

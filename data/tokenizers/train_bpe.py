@@ -3,12 +3,12 @@
 It has all bytes, so that it can spell every text. ``tokenizer.split`` says how text is cut before pairs are merged.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from slm.data.config import Split
-from slm.data.errors import UserError
+from slm.data.tokenizers.sample import Sample
 from slm.data.tokenizers.splits import QWEN2
 from slm.data.tokenizers.tokenizer import EOT, tokenizer_config
 
@@ -50,27 +50,10 @@ def train(
     )
     # Text that spells a special token is ordinary text to learn from.
     tokenizer.encode_special_tokens = True
-    sample = _Sample(documents, sample_bytes)
+    sample = Sample(documents, sample_bytes)
     tokenizer.train_from_iterator(sample, trainer=trainer)
-    if not sample.used:
-        raise UserError("the corpus has no text to train a tokenizer on: check data.files, or use tokenizer=gpt2")
+    sample.require_text()
     return {
         "tokenizer.json": tokenizer.to_str(pretty=False).encode(),
         "tokenizer_config.json": tokenizer_config(eot=EOT),
     }
-
-
-class _Sample:
-    """The first ``limit`` bytes' worth of documents."""
-
-    def __init__(self, documents: Iterable[str], limit: int) -> None:
-        self._documents = documents
-        self._limit = limit
-        self.used = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._documents:
-            yield text
-            self.used += len(text.encode("utf-8", "replace"))
-            if self.used >= self._limit:
-                return

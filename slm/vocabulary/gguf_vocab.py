@@ -1,9 +1,10 @@
 """A checkpoint's tokenizer as GGUF's ``tokenizer.ggml.*`` metadata.
 
-Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM and what is trained here) becomes llama.cpp's ``gpt2`` tokenizer;
-SentencePiece BPE becomes ``llama``; SentencePiece unigram becomes ``t5``. The keys and values are those of
-llama.cpp's own converter; where it leaves ``add_bos_token`` out, it is written too, because its absence means
-different things to different readers and it changes every perplexity.
+Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM and ``tokenizer=bpe``) becomes llama.cpp's ``gpt2`` tokenizer;
+SentencePiece BPE (and ``tokenizer=sentencepiece``) becomes ``llama``; SentencePiece unigram without byte fallback
+becomes ``t5``. The keys and values are those of llama.cpp's own converter; where it leaves
+``add_bos_token`` out, it is written too, because its absence means different things to different readers and it changes
+every perplexity.
 """
 
 import base64
@@ -109,7 +110,7 @@ def _from_tokenizer_json(path: Path, vocab_size: int, pre: str | None) -> Vocab:
     parsed = _load_json(path)
     kind = parsed.get("model", {}).get("type")
     if kind == "Unigram":
-        return _from_unigram(parsed, vocab_size)
+        return _from_unigram(path, parsed, vocab_size)
     if kind != "BPE":
         raise UserError(
             f"{path} holds a {kind} tokenizer: llama.cpp runs only byte-level BPE and SentencePiece ones for this "
@@ -187,7 +188,18 @@ def _from_fallback_bpe(parsed: dict[str, Any], vocab_size: int) -> Vocab:
     return Vocab(model="llama", pre="default", tokens=tokens, types=types, scores=scores, add_space_prefix=prefix)
 
 
-def _from_unigram(parsed: dict[str, Any], vocab_size: int) -> Vocab:
+def _check_unigram(path: Path, byte_fallback: object) -> None:
+    """UserError for a Unigram tokenizer that spells by bytes what it lacks: llama.cpp's makes ``<unk>`` of it."""
+    if byte_fallback:
+        raise UserError(
+            f"{path} is a Unigram tokenizer with byte fallback, and llama.cpp's Unigram tokenizer has none: characters "
+            "that are no tokens would be lost there, so the model cannot be exported; train with "
+            "tokenizer=sentencepiece (BPE with byte fallback) instead"
+        )
+
+
+def _from_unigram(path: Path, parsed: dict[str, Any], vocab_size: int) -> Vocab:
+    _check_unigram(path, parsed["model"].get("byte_fallback"))
     tokens, types = _padded(vocab_size)
     scores = [UNREACHABLE_SCORE] * vocab_size
     for token_id, (text, score) in enumerate(parsed["model"]["vocab"]):
@@ -245,6 +257,7 @@ def _from_sentencepiece(directory: Path, path: Path, vocab_size: int) -> Vocab:
     _put_added(added, tokens, types, vocab_size, scores)
     vocab = Vocab(model="llama", pre="default", tokens=tokens, types=types, scores=scores)
     if spec.model_type == from_sentencepiece.UNIGRAM:
+        _check_unigram(path, spec.byte_fallback)
         vocab.model = "t5"
         vocab.charsmap = spec.charsmap or None
         vocab.remove_extra_whitespaces = spec.remove_extra_whitespaces

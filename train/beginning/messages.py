@@ -38,7 +38,7 @@ def print_plan(
 def small_vocabulary(config: RunConfig, size: int) -> str | None:
     """A line where the text that a new tokenizer was trained on had too few pairs for the ids that were asked for."""
     asked = config.tokenizer
-    if asked.kind != "bpe" or config.init_from is not None or size >= asked.vocab_size:
+    if not asked.trained or config.init_from is not None or size >= asked.vocab_size:
         return None
     return (
         f"{size:,} of tokenizer.vocab_size={asked.vocab_size} ids: the text that the tokenizer was trained on "

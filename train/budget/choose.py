@@ -132,7 +132,7 @@ def wanted_of(base: RunConfig, argv: list[str]) -> Wanted:
         return given_value(argv, key) is not None or given_value(argv, group) is not None
 
     vocab = None
-    if typed("tokenizer.vocab_size", "tokenizer") or base.tokenizer.kind != "bpe":
+    if typed("tokenizer.vocab_size", "tokenizer") or not base.tokenizer.trained:
         vocab = model_shape(base).vocab_size
     shape = {k: getattr(base.model, k) for k in ("n_layers", "d_model", "ffn_dim") if typed(f"model.{k}", "model")}
     micro_batch = base.train.micro_batch if given_value(argv, "train.micro_batch") not in (None, "auto") else None

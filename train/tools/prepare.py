@@ -115,7 +115,7 @@ def work_of(config: PrepareConfig) -> Work:
 
     def tokenizer() -> Tokenizer:
         sample_bytes, seed = config.tokenizer.sample_bytes, config.train.seed
-        if config.tokenizer.kind == "bpe":
+        if config.tokenizer.trained:
             print(f"training the tokenizer on up to {size(sample_bytes)} of the text", flush=True)
         return make_tokenizer(
             config.tokenizer, lambda: iter(sample_documents(config.data, "train", sample_bytes, seed))

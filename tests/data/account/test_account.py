@@ -96,6 +96,19 @@ def test_conversations_that_cannot_be_learned(tmp_path, tokenizer):
     assert REFUSED not in found.left_out
 
 
+def test_reasoning_that_the_template_does_not_write_is_said(tmp_path, tokenizer):
+    answer = {"role": "assistant", "content": "Yes.", "reasoning": "It is."}
+    rows = [{"messages": [{"role": "user", "content": f"Is it {n}?"}, answer]} for n in range(12)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(
+        kind="chat", files=[str(tmp_path / "a.jsonl")], val_files=[chats(tmp_path / "v.jsonl", [("a", "b")])]
+    )
+    found = account(make_plans(config, "train")[0])
+    count_tokens(found, chat_tokenizer(tokenizer), seq_len=100)
+    assert found.line().endswith("; the chat template does not write the reasoning of 12 answers")
+    assert found.record()["without_reasoning"] == 12
+
+
 def test_large_text_is_read_in_part(tmp_path, tokenizer):
     rows = [story(1, n) for n in range(600)]
     rows[::3] = [row[:15] for row in rows[::3]]

@@ -223,7 +223,11 @@ def test_sentencepiece(kind, tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(tiny.text(30_000), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus), model_prefix=str(folder / "tokenizer"), vocab_size=320, model_type=kind, **SENTENCEPIECE
+        input=str(corpus),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=320 if kind == "bpe" else 70,
+        model_type=kind,
+        **SENTENCEPIECE | {"byte_fallback": kind == "bpe"},
     )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
     vocab = build_vocab(folder, 384)
@@ -241,10 +245,30 @@ def test_sentencepiece(kind, tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    # llama.cpp's unigram tokenizer knows no byte fallback: what the vocabulary lacks becomes <unk> there.
     strings = PLAIN if kind == "bpe" else ["the fox saw the river", " two  foxes ", "café 12345"]
     with Model(path, vocab_only=True) as llama:
         assert token_failures(llama, strings, [processor.encode(each) for each in strings]) == []
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_unigram_with_byte_fallback_is_refused(bare, tmp_path):
+    """llama.cpp's Unigram tokenizer knows none: what the vocabulary lacks would become <unk> there."""
+    import sentencepiece
+
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(tiny.text(30_000), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=320,
+        model_type="unigram",
+        **SENTENCEPIECE,
+    )
+    load_tokenizer(tmp_path / "tokenizer.model").save(tmp_path)
+    if bare:
+        (tmp_path / "tokenizer.model").unlink()
+    with pytest.raises(UserError, match=r"Unigram tokenizer has none: .*train with tokenizer=sentencepiece"):
+        build_vocab(tmp_path, 384)
 
 
 def test_special_tokens_that_gguf_has_no_key_for_or_that_are_none(bpe, tmp_path):
