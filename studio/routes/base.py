@@ -14,6 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
+from slm import runs
 from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.hub.name import hub_name
@@ -148,8 +149,11 @@ def new_name(studio: Studio, values: dict[str, Any]) -> str:
     if not NAME.fullmatch(name):
         raise UserError(f"{name[:80]!r} cannot be a name: letters, digits and . _ - , a letter or digit first")
     taken = {job.run for job, _ in studio.queue.all()}
-    if (studio.places.runs / name).exists() or f"runs/{name}" in taken:
+    root = studio.places.runs / name
+    if root.exists() or f"runs/{name}" in taken:
         raise UserError(f"runs/{name} exists already: choose another name, or continue that run")
+    if (teacher := runs.teacher_folder(root)).exists():
+        raise UserError(f"runs/{teacher.name} exists already, and would teach this run: choose another name")
     return name
 
 

@@ -43,7 +43,7 @@ def view(places: Places, job: Job, folder: Path) -> dict[str, Any]:
     }
     if state == "running":
         if job.run and job.kind in ("train", "tune"):
-            found["progress"] = run_files.progress(places.root / job.run)
+            found["progress"] = run_files.progress(places.root / job.run, began.get("at", 0.0))
         found["line"] = jobs.last_line(jobs.tail(folder))[:300]
     elif state in ("failed", "gone"):
         found["error"] = jobs.error_line(jobs.tail(folder), ended.get("status"))

@@ -7,11 +7,11 @@ const KINDS = { run: "run", tuned: "tuned", adapter: "LoRA", model: "downloaded"
 const link = (screen, values) => `#/${screen}?${new URLSearchParams(values)}`;
 
 export function Running({ job }) {
-  const { share, left_s: left, loss } = job.progress ?? {};
+  const { share, left_s: left, loss, is_teacher: teacher } = job.progress ?? {};
   return html`<div class="sheet">
     <div class="row spread">
       <b><a href=${job.run && job.kind !== "export" ? link("run", { run: job.run }) : "#/queue"}>${job.title}</a></b>
-      <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}${left !== undefined && left !== null ? `, ${duration(left)} left` : ""}${loss ? `, loss ${fixed(loss, 2)}` : ""}</span>
+      <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}${teacher ? ", part 1 of 2: its teacher" : ""}${left !== undefined && left !== null ? `, ${duration(left)} left${teacher ? " of this part" : ""}` : ""}${loss ? `, loss ${fixed(loss, 2)}` : ""}</span>
     </div>
     ${share !== undefined && html`<${Progress} share=${share} label="Progress of ${job.title}" />`}
     ${job.line && html`<p class="quiet">${job.line}</p>`}

@@ -84,12 +84,14 @@ export function Run({ query, jobs }) {
     return () => { close(); clearTimeout(timer); };
   }, [run, job?.state, attempt]);
   const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) ? job.state : state?.status ?? job?.state ?? "";
+  const teacher = state && state.name !== run.split("/").at(-1) && state.name;
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
+    ${teacher && html`<p class="note" id="teacher">Part 1 of 2: the figures are those of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
     <${Problem} text=${job?.error} />
     ${job?.state === "running" && job.line && html`<p class="quiet">${job.line}</p>`}
     ${job?.state === "running" && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
-    <${Buttons} job=${job} run=${run} state=${state} />
+    <${Buttons} job=${job} run=${run} state=${teacher ? null : state} />
     ${!job && !state && html`<${Problem} text=${error} />`}
     ${state && html`
       <div class="tiles">
