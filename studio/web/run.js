@@ -50,7 +50,7 @@ function Buttons({ job, run, state }) {
   const query = new URLSearchParams({ model: run });
   const timed = trains && /(budget|max_minutes)=/.test(job.command);
   return html`<div class="row">
-    ${job?.state === "running" && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
+    ${job?.state === "running" && (!state || state.status === "running") && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
     ${job?.state === "waiting" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Remove from the queue<//>`}
     ${trains && ["stopped", "failed", "gone"].includes(job.state) && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/again`, {})}>Resume<//>`}
     ${timed && !["running", "waiting"].includes(job.state) && html`<span class="row">
@@ -63,7 +63,7 @@ function Buttons({ job, run, state }) {
   </div>`;
 }
 
-export function Run({ query, jobs }) {
+export function Run({ query, jobs, known }) {
   const { run } = query;
   const [state, setState] = useState(null);
   const [error, setError] = useState(null);
@@ -92,7 +92,7 @@ export function Run({ query, jobs }) {
     ${job?.state === "running" && job.line && html`<p class="quiet">${job.line}</p>`}
     ${job?.state === "running" && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
     <${Buttons} job=${job} run=${run} state=${teacher ? null : state} />
-    ${!job && !state && html`<${Problem} text=${error} />`}
+    ${known && !job && !state && html`<${Problem} text=${error} />`}
     ${state && html`
       <div class="tiles">
         <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>

@@ -154,4 +154,6 @@ def test_last_lines_of_logs():
     assert jobs.last_line(text) == "step 3"
     assert jobs.final_json(text) == {"a": 1}
     assert jobs.error_line("x\nerror: no such file: look\nmore", 2) == "no such file: look"
+    assert "the disk is full" in jobs.error_line("step 3\n", 1, free=4096)
+    assert jobs.error_line("error: no room\n", 1, free=4096) == "no room"
     assert jobs.error_line("Traceback\nValueError: x\n", 1) == "it ended with status 1: ValueError: x"
