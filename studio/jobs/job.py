@@ -129,7 +129,9 @@ def error_line(text: str, status: int | None, free: float | None = None) -> str:
         if line.startswith("error: "):
             return line.removeprefix("error: ")
     if free is not None and free < FULL:
-        return "the disk is full, so it could not even write why it ended: make room, then go on; what was saved is whole"
+        return (
+            "the disk is full, so it could not even write why it ended: make room, then go on; what was saved is whole"
+        )
     if status is None:
         return "it ended without a word: it was killed, or the machine went down"
     if status < 0:

@@ -67,7 +67,10 @@ def test_a_disk_that_fills_up_during_a_job(disk, tmp_path):
     fill(disk)
     assert state(queue, waiting) == "waiting"
     told = browser.post(f"/api/jobs/{job.id}/again", json={})
-    assert (told.status_code, told.json()["error"]) == (507, "the disk is full, so nothing was done: make room, then try again")
+    assert (told.status_code, told.json()["error"]) == (
+        507,
+        "the disk is full, so nothing was done: make room, then try again",
+    )
     assert state(queue, job) == "failed"
     assert "make room" in (queue.waits_for() or "")
 
