@@ -53,7 +53,7 @@ class WatchConfig:
 class FollowedRun:
     """A run's record and its status. If another run takes its place in the directory, that one is followed.
 
-    Before a run that is taught (``distill.born_again``) comes its teacher, which is followed until the run itself begins.
+    Before a run that is taught (``distill.born_again``) comes its teacher, which is followed until the run begins.
     """
 
     def __init__(self, root: Path, patience_s: float) -> None:
