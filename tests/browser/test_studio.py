@@ -181,12 +181,13 @@ def test_a_table_of_questions_tunes_that_run(page, studio, tmp_path, look):
     tab.wait_for_selector("h1 .failed", timeout=1000 * PATIENT_S)
     assert "it was killed (SIGKILL)" in page.text("main .problem")
     page.click("button:has-text('Resume')")
+    tab.wait_for_selector("h1 .running, h1 .finished", timeout=1000 * PATIENT_S)
     until(tab, "p:has-text('After: ')")
     until(tab, "h1 .finished")
     look("run-answers")
     export_and_chat(page, tab)
     page.click("button:has-text('Compare with another')")
-    before = tab.locator("select[aria-label='Model 2'] option:has-text('notes-2'), option:has-text('notes: ')").first
+    before = tab.locator("select[aria-label='Model 2'] option:has-text('notes: ')").first
     tab.select_option("select[aria-label='Model 2']", before.get_attribute("value"))
     until(tab, ".column:nth-child(2) p:has-text('parameters')")
     tab.fill("#prompt", rows[0][0])

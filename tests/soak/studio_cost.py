@@ -17,10 +17,10 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.helpers.small_run import records
+from tests.helpers.small_run import OPTIONS, records
 from tests.helpers.studio import StudioProcess
 
-WORDS = ("train", "preset=tiny", "data=local", "name=mine", "train.max_steps=1000000", "train.log_every=1")
+WORDS = ("train", *OPTIONS, "name=mine", "train.max_steps=1000000", "train.eval_every=1000000", "train.log_every=5")
 
 
 def main(rounds: int = 4, seconds: float = 20.0) -> None:
@@ -33,7 +33,7 @@ def main(rounds: int = 4, seconds: float = 20.0) -> None:
         try:
             studio.queue.add("train", "mine", [*WORDS, f"data.files=[{workspace}/a.txt]"], "runs/mine")
             metrics = workspace / "runs" / "mine"
-            while not (metrics / "metrics.jsonl").exists() or len(records(metrics)) < 20:
+            while not (metrics / "metrics.jsonl").exists() or len(records(metrics)) < 40:
                 time.sleep(1)
             measure(studio, metrics, rounds, seconds)
             for job, _ in studio.queue.all():
