@@ -35,8 +35,8 @@ function AnswersSoFar({ samples, events }) {
     return { question, expected: all[0].found[2], first: all[0], last: all.at(-1) };
   });
   return html`<section><h2>Its answers</h2>
-    ${lines.map((event) => html`<p>${event.step ? "After" : "Before"}: ${event.text}</p>`)}
-    <div class="scroll"><table>
+    ${lines.map((event) => html`<p class="asked">${event.text}</p>`)}
+    <div class="scroll wide" tabindex="0" role="region" aria-label="Answers before and now"><table>
       <thead><tr><th>Question</th><th>Expected</th><th>Before (step ${questions[0]?.first.step})</th><th>Now (step ${questions[0]?.last.step})</th></tr></thead>
       <tbody>${questions.map((each) => html`<tr><td>${each.question}</td><td>${each.expected}</td><td>${each.first.found[3]}</td>
         <td class=${each.last.found[3].trim() === each.expected.trim() ? "learned" : ""}>${each.last === each.first ? "" : each.last.found[3]}</td></tr>`)}</tbody>

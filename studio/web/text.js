@@ -66,15 +66,16 @@ function Found({ result }) {
   const total = (key) => sources.reduce((all, each) => all + each[key], 0);
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
   const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
+  const more = sources.every((each) => each.complete) ? "" : "+"; // the count ends after some of a large text
   const reasons = result.text.map((each) => named(each.left_out)).filter(Boolean);
   const changed = result.text.map((each) => named(each.changed)).filter(Boolean);
   return html`<section aria-label="What is in the text">
     <h2>What is in it</h2>
     <div class="tiles">
       <${Tile} name="files">${kinds.map(([kind, each]) => `${each.files} ${kind}`).join(", ") || "?"}<//>
-      <${Tile} name="documents">${total("documents").toLocaleString("en")}${sources.every((each) => each.complete) ? "" : "+"}<//>
-      <${Tile} name="text">${bytes(total("bytes"))}<//>
-      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${count(total("tokens"))}<//>
+      <${Tile} name="documents">${total("documents").toLocaleString("en")}${more}<//>
+      <${Tile} name="text">${bytes(total("bytes"))}${more}<//>
+      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${count(total("tokens"))}${more}<//>
       <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}<//>
       ${languages(result.text) && html`<${Tile} name="languages">${languages(result.text)}<//>`}
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>

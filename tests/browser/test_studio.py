@@ -4,6 +4,7 @@ of questions to one that answers."""
 import contextlib
 import os
 import random
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ LEARNS = "main:has(h1 .status) .chart .line"
 HOSTILE = "<img src=x onerror=document.title=7>.txt"
 SCREENS = ("", "text", "answers", "export", "chat", "queue")
 THINGS = ("ball", "lamp", "spoon", "boat", "drum", "kite", "bell", "cup")
-COLOURS = ("red", "blue", "green", "white", "black")
+COLOURS = ("red", "blue")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,8 @@ def shown_step(tab) -> int:
 def test_a_table_of_questions_tunes_that_run(page, studio, tmp_path, look):
     """It is killed on the way, and resumed with one click; the score before and after; both models side by side."""
     tab = page.tab
-    rows = [(f"What colour is {thing} {n}?", f"The {thing} is {COLOURS[n]}.") for thing in THINGS for n in range(5)]
+    # Two answers to learn, one to each second question.
+    rows = [(f"What colour is {thing} {n}?", f"It is {COLOURS[n % 2]}.") for thing in THINGS for n in range(5)]
     table = tmp_path / "questions.csv"
     table.write_text("question,answer\n" + "".join(f"{question},{answer}\n" for question, answer in rows))
     page.open(studio.url)
@@ -175,21 +177,27 @@ def test_a_table_of_questions_tunes_that_run(page, studio, tmp_path, look):
     assert tab.input_value("#name") == "notes-chat"
     look("answers-read")
     page.click("#start")
-    until(tab, "p:has-text('Before: ')")
+    until(tab, ".asked:has-text('before training')")
     until(tab, LEARNS)
     studio.kill_command("notes-chat")
     tab.wait_for_selector("h1 .failed", timeout=1000 * PATIENT_S)
     assert "it was killed (SIGKILL)" in page.text("main .problem")
     page.click("button:has-text('Resume')")
     tab.wait_for_selector("h1 .running, h1 .finished", timeout=1000 * PATIENT_S)
-    until(tab, "p:has-text('After: ')")
+    until(tab, ".asked:has-text('after training')")
     until(tab, "h1 .finished")
+    found = re.search(
+        r": (\d+) of \d+ right; before training: (\d+) of \d+ right", page.text(".asked:has-text('after')")
+    )
+    assert found
+    assert int(found[1]) > int(found[2])
     look("run-answers")
     export_and_chat(page, tab)
-    page.click("button:has-text('Compare with another')")
-    before = tab.locator("select[aria-label='Model 2'] option:has-text('notes: ')").first
-    tab.select_option("select[aria-label='Model 2']", before.get_attribute("value"))
-    until(tab, ".column:nth-child(2) p:has-text('parameters')")
+    page.click("nav a:has-text('Models')")
+    page.click("article:has(h3 a:text-is('notes-chat')) a:has-text('Compare')")
+    for n in (1, 2):
+        until(tab, f".column:nth-child({n}) p:has-text('parameters')")
+    assert "notes: " in page.text(".column:nth-child(2) option:checked")
     tab.fill("#prompt", rows[0][0])
     page.click("button:has-text('Send')")
     for n in (1, 2):
