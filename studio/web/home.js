@@ -23,7 +23,8 @@ const score = (card) => card.asked.at(-1)?.line;
 
 // Where two models answer side by side: a tuned one next to what it was tuned from, any other next to one that is chosen.
 function compared(card, cards) {
-  const base = cards.find((each) => each.path === card.base && each.ggufs.length);
+  const of = card.base?.replace(/\/checkpoints\/.*$/, ""); // a run is tuned from one of its checkpoints
+  const base = cards.find((each) => each.path === of && each.ggufs.length);
   return link("chat", { a: card.ggufs[0].path, ...(base ? { b: base.ggufs[0].path } : {}), compare: "yes" });
 }
 
