@@ -53,7 +53,7 @@ def _summary(root: Path, *_stamps: tuple[int, int]) -> dict[str, Any]:
 def progress(root: Path, since: float = 0.0) -> dict[str, Any]:
     """How far a running run is: the share from 0 to 1, seconds left, loss. Empty before its first record.
 
-    Of a run that is taught, its teacher is the first part (``is_teacher``): as long as the run itself has not begun,
+    The teacher of a taught run is its first part (``is_teacher``): as long as the run itself has not begun,
     and the teacher was written to after ``since`` (seconds since 1970), so that it is no other run of that name.
     """
     teacher = runs.teacher_folder(root)

@@ -25,7 +25,7 @@ async def follow(request: Request) -> Response:
     named = request.query_params.get("run", "")
 
     async def states() -> AsyncIterator[Any]:
-        # A browser reads no answer of a stream that is refused, so errors are events. Of a run that is taught, the
+        # A browser reads no answer of a stream that is refused, so errors are events. Where a run is taught, the
         # teacher's folder comes first.
         teacher = runs.teacher_folder(places.root / named)
         taught = not (places.root / named).exists() and teacher.exists()

@@ -1,4 +1,4 @@
-"""``slm studio`` as a process of its own over a workspace, and the end of what it started."""
+"""``slm studio`` as a process over a workspace, and the end of what it started."""
 
 import os
 import re

@@ -82,7 +82,7 @@ def tokens(run: Path) -> int:
 
 
 def processor_seconds(studio: StudioProcess) -> tuple[float, float]:
-    """Of studio, and of the ``slm watch`` processes that it has now."""
+    """Studio's, and those of the ``slm watch`` processes that it has now."""
     process = psutil.Process(studio.process.pid)
     watching = [each for each in process.children(recursive=True) if "watch" in each.cmdline()]
     return spent(process), sum(map(spent, watching))

@@ -21,7 +21,7 @@ from tests.studio.jobs.test_queue import state, wait_for
 
 @pytest.fixture
 def disk(tmp_path):
-    """A workspace on a disk of its own, 96 MB; skipped where this user may not mount one."""
+    """A workspace on a separate disk, 96 MB; skipped where this user may not mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96m", "slm-test", folder], capture_output=True).returncode:
