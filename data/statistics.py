@@ -1,5 +1,6 @@
 """Counts over a source: documents, bytes, tokens, duplicates, and the documents that the filters reject."""
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -123,8 +124,9 @@ class Statistics:
         }
 
 
-def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int) -> bool:
-    """Count the first ``max_docs`` documents of a source, in their natural order. Returns whether those were all."""
+def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int, max_mb: float = math.inf) -> bool:
+    """Count the first ``max_docs`` documents of a source, in their natural order, or those in which there are
+    ``max_mb`` megabytes that are kept. Returns whether those were all."""
     progress = Progress(plan.source.label)
     documents = _documents(plan, seed)
     batch: list[str] = []
@@ -137,10 +139,10 @@ def read(statistics: Statistics, plan: Plan, *, seed: int, max_docs: int) -> boo
         if full or statistics.documents + len(batch) == max_docs:
             statistics.add(batch, whole)
             batch, whole = [], []
-            # The count ends with the text or with the documents that were asked for, whichever comes first.
-            done = max(share, statistics.documents / max_docs)
+            # The count ends with the text or with what was asked for, whichever comes first.
+            done = max(share, statistics.documents / max_docs, statistics.bytes / (1e6 * max_mb))
             progress.update(done, 1.0, f"{statistics.documents:,} documents, {statistics.tokens:,} tokens")
-        if statistics.documents == max_docs:
+        if statistics.documents == max_docs or statistics.bytes >= 1e6 * max_mb:
             progress.done()
             return next(documents, None) is None
     statistics.add(batch, whole)

@@ -201,6 +201,11 @@ def place(word: str | os.PathLike[str]) -> Path:
     return named if holds_model(named) or (named.is_dir() and not path.exists()) else path
 
 
+def teacher_folder(root: Path) -> Path:
+    """Where a run is that teaches the run in ``root`` and is trained before it (``distill.born_again``)."""
+    return root.with_name(f"{root.name}-teacher")
+
+
 def holds_model(path: Path) -> bool:
     """Whether there is a model, or a run that is to become one: a GGUF file, a run's folder or a model directory."""
     if path.is_file():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def make_app(config: StudioConfig, root: Path, port: int) -> tuple[ASGIApp, str]
             UserError: _user_error,
             HTTPException: _http_error,
             ClientDisconnect: _gone,
+            OSError: _full_disk,
             Exception: _defect,
         },
         lifespan=life,
@@ -86,6 +88,13 @@ async def _http_error(_: Request, error: Exception) -> Response:
 
 async def _gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
+
+
+async def _full_disk(_: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise error
+    return JSONResponse({"error": "the disk is full, so nothing was done: make room, then try again"}, status_code=507)
 
 
 async def _defect(_: Request, error: Exception) -> Response:

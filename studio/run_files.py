@@ -50,8 +50,15 @@ def _summary(root: Path, *_stamps: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def progress(root: Path) -> dict[str, Any]:
-    """How far a running run is: the share from 0 to 1, seconds left, loss. Empty before its first record."""
+def progress(root: Path, since: float = 0.0) -> dict[str, Any]:
+    """How far a running run is: the share from 0 to 1, seconds left, loss. Empty before its first record.
+
+    The teacher of a taught run is its first part (``is_teacher``): as long as the run itself has not begun,
+    and the teacher was written to after ``since`` (seconds since 1970), so that it is no other run of that name.
+    """
+    teacher = runs.teacher_folder(root)
+    if not (root / "metrics.jsonl").exists() and _stamp(teacher / "metrics.jsonl")[0] > since * 1e9:
+        return {**progress(teacher), "is_teacher": True}
     record = _last_record(root / "metrics.jsonl")
     if not record:
         return {}

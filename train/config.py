@@ -11,6 +11,7 @@ from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.model.architectures import LINEAR_LAYERS, TRAITS, Architecture
 from slm.model.config import InitConfig, ModelConfig
+from slm.runs import teacher_folder
 from slm.train.phases import Phase, check_phases
 
 VOCAB_MULTIPLE = 64
@@ -549,4 +550,4 @@ class RunConfig:
     @property
     def teacher_root(self) -> Path:
         """That of the run which trains the teacher of this one (``distill.born_again``)."""
-        return self.root.with_name(f"{self.root.name}-teacher")
+        return teacher_folder(self.root)

@@ -22,6 +22,8 @@ State = Literal["waiting", "running", "done", "stopped", "failed", "gone"]
 JOB, BEGAN, ENDED, LOG = "job.json", "began.json", "ended.json", "log.txt"
 TAIL_BYTES = 1 << 20
 """Of a log, for its last lines."""
+FULL = 1 << 18
+"""A disk with fewer bytes free is full."""
 INTERRUPTED = 130
 _ENDS: dict[int, State] = {0: "done", INTERRUPTED: "stopped", -signal.SIGINT: "stopped"}
 _CLOCK_S = 2.0
@@ -118,11 +120,18 @@ def last_line(text: str) -> str:
     return next((line for line in reversed(lines) if line and line[0] not in "{["), "")
 
 
-def error_line(text: str, status: int | None) -> str:
-    """Why a command failed, in its own line; where it left none, how it ended."""
+def error_line(text: str, status: int | None, free: float | None = None) -> str:
+    """Why a command failed, in its own line; where it left none, how it ended.
+
+    ``free``: bytes that the disk had when it ended; on a full one the command can write no line.
+    """
     for line in reversed(text.splitlines()):
         if line.startswith("error: "):
             return line.removeprefix("error: ")
+    if free is not None and free < FULL:
+        return (
+            "the disk is full, so it could not even write why it ended: make room, then go on; what was saved is whole"
+        )
     if status is None:
         return "it ended without a word: it was killed, or the machine went down"
     if status < 0:

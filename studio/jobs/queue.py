@@ -17,9 +17,12 @@ from filelock import FileLock
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
+from slm.report import size
 from slm.studio.jobs import job as jobs
 from slm.studio.jobs.job import Job
 
+ROOM = 32 << 20
+"""Bytes that must be free for a job to start: less would end one job of the queue after the other."""
 STARTS_WITHIN_S = 20.0
 """Seconds in which the process of a job says that it began."""
 
@@ -57,8 +60,16 @@ class Queue:
         self.start_next()
         return job
 
+    def waits_for(self) -> str | None:
+        """Why no job starts, where none can."""
+        if not self.folder.is_dir() or (free := shutil.disk_usage(self.folder).free) >= ROOM:
+            return None
+        return f"the disk has {size(free)} free, and a job starts where there are {size(ROOM)}: make room"
+
     def start_next(self) -> None:
-        """Start the first waiting job, unless another runs."""
+        """Start the first waiting job, unless another runs or the disk is full."""
+        if self.waits_for():
+            return
         with self._locked():
             found = [(folder, jobs.state(folder)) for _, folder in self.all()]
             if any(state == "running" for _, state in found):
@@ -86,8 +97,9 @@ class Queue:
         assert job is not None
         if jobs.state(folder) in ("waiting", "running"):
             raise UserError(f"{job.title} has not ended: wait for it, or stop it first")
-        shutil.rmtree(folder)
-        return self.add(job.kind, job.title, words or job.words, job.run)
+        added = self.add(job.kind, job.title, words or job.words, job.run)
+        shutil.rmtree(folder)  # after that, since a full disk takes no new job
+        return added
 
     def move(self, id: str, before: str | None) -> None:
         """Put a waiting job before another one, or at the end."""

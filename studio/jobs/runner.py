@@ -7,6 +7,7 @@ Tested in tests/studio/jobs/test_queue.py.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,9 @@ from slm.data.storage import atomic_write_text
 from slm.studio.jobs import job as jobs
 from slm.studio.jobs.queue import Queue
 
+RESERVED, RESERVED_BYTES = "reserved", 1 << 18
+"""Room that a job holds until it has ended."""
+
 
 def main(folder: Path) -> None:
     """Run the job; what it prints goes to its log."""
@@ -26,6 +30,8 @@ def main(folder: Path) -> None:
     assert job is not None
     # Studio may have been started in the background of a shell, which makes its children deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    reserved = folder / RESERVED
+    reserved.write_bytes(b"-" * RESERVED_BYTES)
     began: dict[str, Any] = {"at": time.time(), "runner": jobs.identity(os.getpid())}
     _write(folder / jobs.BEGAN, began)
     with (folder / jobs.LOG).open("ab") as log:
@@ -43,7 +49,9 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGTERM, forward)
     _write(folder / jobs.BEGAN, began | {"command": jobs.identity(process.pid)})
     status = process.wait()
-    _write(folder / jobs.ENDED, {"at": time.time(), "status": status})
+    free = shutil.disk_usage(folder).free
+    reserved.unlink(missing_ok=True)  # so that the end can be written on a full disk, too
+    _write(folder / jobs.ENDED, {"at": time.time(), "status": status, "free": free})
     Queue(folder.parent).start_next()
 
 

@@ -14,12 +14,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 
+from slm import runs
 from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.hub.name import hub_name
 from slm.report import finite
 from slm.studio import uploads
 from slm.studio.config import StudioConfig
+from slm.studio.jobs import job as jobs
 from slm.studio.jobs.queue import Queue
 from slm.studio.places import Places
 from slm.studio.serving import Servers
@@ -147,9 +149,13 @@ def new_name(studio: Studio, values: dict[str, Any]) -> str:
     name = text(values, "name")
     if not NAME.fullmatch(name):
         raise UserError(f"{name[:80]!r} cannot be a name: letters, digits and . _ - , a letter or digit first")
-    taken = {job.run for job, _ in studio.queue.all()}
-    if (studio.places.runs / name).exists() or f"runs/{name}" in taken:
+    # The name of a job that failed before it made its folder is free: the person mends what was wrong and tries again.
+    taken = {job.run for job, folder in studio.queue.all() if jobs.state(folder) in ("waiting", "running")}
+    root = studio.places.runs / name
+    if root.exists() or f"runs/{name}" in taken:
         raise UserError(f"runs/{name} exists already: choose another name, or continue that run")
+    if (teacher := runs.teacher_folder(root)).exists():
+        raise UserError(f"runs/{teacher.name} exists already, and would teach this run: choose another name")
     return name
 
 

@@ -6,11 +6,13 @@ Tested in tests/studio/test_app.py.
 import asyncio
 import shutil
 import sys
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from slm import runs
 from slm.data.errors import UserError
 from slm.studio import trash
 from slm.studio.jobs import job as jobs
@@ -55,7 +57,8 @@ async def delete(request: Request) -> Response:
     found = studio(request)
     path = text(await body(request), "path")
     for job, folder in found.queue.all():
-        if job.run == path and jobs.state(folder) == "running":
+        own = [job.run, str(runs.teacher_folder(Path(job.run)))] if job.run else []
+        if path in own and jobs.state(folder) == "running":
             raise UserError(f"{path} is being trained: stop it first")
     found.servers.unload_below(path)
     await asyncio.to_thread(trash.delete, found.places, path)

@@ -30,6 +30,8 @@ from slm.studio.routes.base import (
 
 LOOKED_DOCS = 20_000
 """The most documents of which tokens are counted for the first look."""
+LOOKED_MB = 32
+"""The most megabytes of that, so that a file of 2 GB takes no longer."""
 TIMES = ("2m", "5m", "10m", "20m", "1h", "2h", "4h", "8h", "1d", "3d")
 """The points of the dial."""
 GOALS = {"smallest": "auto:4%", "balanced": "q4_k_m", "best": "q8_0"}
@@ -71,7 +73,7 @@ def _text_words(found: Studio, values: dict[str, Any]) -> list[str]:
 async def look(request: Request) -> Response:
     """What ``slm data-stats`` says of a text, or of conversations."""
     found, values = studio(request), await body(request)
-    words = ["data-stats", f"stats.max_docs={LOOKED_DOCS}", "stats.plot="]
+    words = ["data-stats", f"stats.max_docs={LOOKED_DOCS}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
     if values.get("chat"):
         words += ["data=chat", files_word(found.places, sources(found.places, values))]
     else:

@@ -43,10 +43,10 @@ def view(places: Places, job: Job, folder: Path) -> dict[str, Any]:
     }
     if state == "running":
         if job.run and job.kind in ("train", "tune"):
-            found["progress"] = run_files.progress(places.root / job.run)
+            found["progress"] = run_files.progress(places.root / job.run, began.get("at", 0.0))
         found["line"] = jobs.last_line(jobs.tail(folder))[:300]
     elif state in ("failed", "gone"):
-        found["error"] = jobs.error_line(jobs.tail(folder), ended.get("status"))
+        found["error"] = jobs.error_line(jobs.tail(folder), ended.get("status"), ended.get("free"))
     elif state == "done":
         found["result"] = jobs.final_json(jobs.tail(folder))
     return found
@@ -60,11 +60,13 @@ class _Views:
         self._ended: dict[str, dict[str, Any]] = {}
 
     def all(self) -> list[dict[str, Any]]:
-        shown = []
+        shown, held = [], self._studio.queue.waits_for()
         for job, folder in self._studio.queue.all():
             made = self._ended.get(job.id) or view(self._studio.places, job, folder)
             if made["state"] not in ("waiting", "running"):
                 self._ended[job.id] = made
+            elif made["state"] == "waiting" and held:
+                made["error"] = held
             shown.append(made)
         return shown
 

@@ -26,7 +26,7 @@ function place() {
 
 function App() {
   const [here, setHere] = useState(place());
-  const [jobs, setJobs] = useState([]);
+  const [jobs, setJobs] = useState(null); // until studio has told them
   const [lost, setLost] = useState(false);
   useEffect(() => {
     const moved = () => setHere(place());
@@ -39,7 +39,7 @@ function App() {
     return () => { removeEventListener("hashchange", moved); close(); };
   }, []);
   const { screen } = SCREENS[here.name];
-  const waiting = jobs.filter((job) => job.state === "running" || job.state === "waiting").length;
+  const waiting = (jobs ?? []).filter((job) => job.state === "running" || job.state === "waiting").length;
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("main").focus(); }}>To the content</a>
     <header><div>
@@ -50,7 +50,7 @@ function App() {
     </div></header>
     <main tabindex="-1">
       ${lost && html`<${Problem} text="Studio does not answer. Jobs go on; the page comes back by itself when studio is started again." />`}
-      <${screen} key=${location.hash} query=${here.query} jobs=${jobs} />
+      <${screen} key=${location.hash} query=${here.query} jobs=${jobs ?? []} known=${jobs !== null} />
     </main>`;
 }
 

@@ -4,9 +4,9 @@ import { html, useState } from "./lib.js";
 
 const WIDTH = 640, LEFT = 46, RIGHT = 16, TOP = 8, BOTTOM = 26;
 
-// Round numbers from low to high, about n of them.
-function ticks(low, high, n) {
-  const raw = (high - low) / n || 1;
+// Round numbers from low to high, about n of them, at least `least` apart.
+function ticks(low, high, n, least = 0) {
+  const raw = Math.max(least, (high - low) / n) || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((part) => part * power).find((value) => value >= raw);
   const found = [];
@@ -63,7 +63,7 @@ export function Chart({ title, lines, band, mark, points = [], logX = false, at:
       ${ticks(low, high, 4).map((value) => html`<g class="tick">
         <line x1=${LEFT} x2=${WIDTH - RIGHT} y1=${Y(value)} y2=${Y(value)} />
         <text x=${LEFT - 6} y=${Y(value) + 4} text-anchor="end">${yText(value)}</text></g>`)}
-      ${distinct(xTicks ?? ticks(Math.min(...xs), Math.max(...xs), 6)).map((value) => html`<text class="label" x=${X(value)} y=${height - 8} text-anchor="middle">${xText(value)}</text>`)}
+      ${distinct(xTicks ?? ticks(Math.min(...xs), Math.max(...xs), 6, xName === "step" ? 1 : 0)).map((value) => html`<text class="label" x=${X(value)} y=${height - 8} text-anchor="middle">${xText(value)}</text>`)}
       ${band && html`<polygon class="band" points="${path(band.x, band.high)} ${path([...band.x].reverse(), [...band.low].reverse())}" />`}
       ${shown.map((line) => html`<polyline class="line ${line.kind}" points=${path(line.x, line.y)} />${line.x.length === 1 && html`<circle class="dot ${line.kind}" cx=${X(line.x[0])} cy=${Y(line.y[0])} r="4" />`}`)}
       ${points.map((each) => html`<g class="point"><circle cx=${X(each.x)} cy=${Y(each.y)} r="5" /><text x=${X(each.x)} y=${Y(each.y) - 9} text-anchor="middle">${each.name}</text></g>`)}

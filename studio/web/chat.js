@@ -94,7 +94,8 @@ export function Chat({ query }) {
       setModels(home.models.flatMap((card) => card.ggufs.map((file) => ({ path: file.path, label: card.kind === "gguf" ? file.path : `${card.name}: ${file.name}` }))));
     }, (problem) => setError(problem.message));
     const asked = [query.a, query.b, query.c].filter(Boolean);
-    for (const path of asked.length ? asked : [""]) add(path);
+    if (!asked.length || (query.compare && asked.length === 1)) asked.push("");
+    for (const path of asked) add(path);
     return () => abort.current?.abort();
   }, []);
 

@@ -20,7 +20,7 @@ function inWords(file) {
   if (file.same_top === null || file.same_top === undefined) return "not compared with a checkpoint by this export";
   // A change within two standard errors may be a chance of the text.
   const least = Math.max(0.005, 2 * (file.perplexity_change_stderr ?? 0));
-  const change = Math.abs(file.perplexity_change) <= least ? "its loss is that of the model" : `its perplexity differs by ${percent(file.perplexity_change)}`;
+  const change = Math.abs(file.perplexity_change) <= least ? "its loss equals the model's" : `its perplexity differs by ${percent(file.perplexity_change)}`;
   return `in ${(100 * file.same_top).toFixed(1)} % of all places it would write the same token as the model; ${change}`;
 }
 

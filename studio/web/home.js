@@ -7,11 +7,11 @@ const KINDS = { run: "run", tuned: "tuned", adapter: "LoRA", model: "downloaded"
 const link = (screen, values) => `#/${screen}?${new URLSearchParams(values)}`;
 
 export function Running({ job }) {
-  const { share, left_s: left, loss } = job.progress ?? {};
+  const { share, left_s: left, loss, is_teacher: teacher } = job.progress ?? {};
   return html`<div class="sheet">
     <div class="row spread">
       <b><a href=${job.run && job.kind !== "export" ? link("run", { run: job.run }) : "#/queue"}>${job.title}</a></b>
-      <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}${left !== undefined && left !== null ? `, ${duration(left)} left` : ""}${loss ? `, loss ${fixed(loss, 2)}` : ""}</span>
+      <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}${teacher ? ", part 1 of 2: its teacher" : ""}${left !== undefined && left !== null ? `, ${duration(left)} left${teacher ? " of this part" : ""}` : ""}${loss ? `, loss ${fixed(loss, 2)}` : ""}</span>
     </div>
     ${share !== undefined && html`<${Progress} share=${share} label="Progress of ${job.title}" />`}
     ${job.line && html`<p class="quiet">${job.line}</p>`}
@@ -21,7 +21,14 @@ export function Running({ job }) {
 // The last score of a tuned model's questions, in the command's own words.
 const score = (card) => card.asked.at(-1)?.line;
 
-function Card({ card, job, changed }) {
+// Where two models answer side by side: a tuned one next to what it was tuned from, any other next to one that is chosen.
+function compared(card, cards) {
+  const of = card.base?.replace(/\/checkpoints\/.*$/, ""); // a run is tuned from one of its checkpoints
+  const base = cards.find((each) => each.path === of && each.ggufs.length);
+  return link("chat", { a: card.ggufs[0].path, ...(base ? { b: base.ggufs[0].path } : {}), compare: "yes" });
+}
+
+function Card({ card, cards, job, changed }) {
   const facts = [
     card.n_params && `${count(card.n_params)} parameters`,
     card.bits_per_byte && `${fixed(card.bits_per_byte)} bits per byte`,
@@ -46,7 +53,8 @@ function Card({ card, job, changed }) {
     ${card.fault && html`<${Problem} text=${card.fault} />`}
     <div class="row">
       ${resumable && html`<${Action} run=${() => api(`/api/jobs/${job.id}/again`, {})}>Continue<//>`}
-      ${card.ggufs.length > 0 && !card.fault && html`<a class="button plain small" href=${link("chat", { a: card.ggufs[0].path })}>Chat</a>`}
+      ${card.ggufs.length > 0 && !card.fault && html`<a class="button plain small" href=${link("chat", { a: card.ggufs[0].path })}>Chat</a>
+        <a class="button plain small" href=${compared(card, cards)}>Compare</a>`}
       ${card.checkpoints > 0 && html`<a class="button plain small" href=${link("answers", { base: card.path })}>Tune</a>
         <a class="button plain small" href=${link("export", { model: card.path })}>Export</a>`}
       ${card.report && html`<a class="button plain small" target="_blank" rel="noopener" href=${`/api/report?run=${encodeURIComponent(card.path)}`}>Report</a>`}
@@ -74,12 +82,12 @@ export function Home({ jobs }) {
     <${Problem} text=${error} />
     ${home && html`
       <section aria-label="Models">
-        ${home.models.length ? html`<div class="cards">${home.models.map((card) => html`<${Card} key=${card.path} card=${card} job=${jobOf(card)} changed=${load} />`)}</div>`
+        ${home.models.length ? html`<div class="cards">${home.models.map((card) => html`<${Card} key=${card.path} card=${card} cards=${home.models} job=${jobOf(card)} changed=${load} />`)}</div>`
           : html`<p class="note">No model yet. Make one from your text, or add a folder with GGUF files below.</p>`}
       </section>
       <section>
         <h2>Folders</h2>
-        <p class="quiet">Runs and texts are in ${home.root} (${bytes(home.disk.free)} free). Studio reads that folder and these:</p>
+        <p class="quiet">Runs and texts are in ${home.root} (${bytes(home.disk.free)} free). ${home.folders.length ? "Studio reads that folder and these:" : "Studio reads that folder only, until you add others."}</p>
         <ul class="chosen">${home.folders.map((each) => html`<li><code>${each.path}</code>${each.added && html`<${Action} run=${async () => { await api("/api/folders/remove", { path: each.path }); load(); }}>Remove<//>`}</li>`)}</ul>
         ${home.may_add && html`<div class="row">
           <input class="grow" aria-label="Folder to add" placeholder="~/.lmstudio/models" value=${path} onInput=${(event) => setPath(event.target.value)} />

@@ -55,17 +55,17 @@ function Ended({ job }) {
   </article>`;
 }
 
-export function Queue({ jobs }) {
+export function Queue({ jobs, known }) {
   const running = jobs.filter((job) => job.state === "running");
   const waiting = jobs.filter((job) => job.state === "waiting");
   const ended = jobs.filter((job) => !["running", "waiting"].includes(job.state)).reverse();
   const move = (id, before) => api(`/api/jobs/${id}/move`, { before });
   return html`<${Heading} title="Queue" />
     <p class="quiet">Training takes the whole machine, so one job runs at a time. Jobs go on when this page, or studio, is closed.</p>
-    ${!jobs.length && html`<p class="note">Nothing runs or waits.</p>`}
+    ${known && !jobs.length && html`<p class="note">Nothing runs or waits.</p>`}
     ${running.map((job) => html`<section key=${job.id}><${Running} job=${job} />
       <div class="row"><${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//></div><${Log} job=${job} /></section>`)}
-    ${waiting.length > 0 && html`<section><h2>Waiting</h2><ol class="chosen">${waiting.map((job, n) => html`<li key=${job.id} class="sheet">
+    ${waiting.length > 0 && html`<section><h2>Waiting</h2><${Problem} text=${waiting[0].error} /><ol class="chosen">${waiting.map((job, n) => html`<li key=${job.id} class="sheet">
       <span>${job.title} <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}</span></span>
       <span class="row">
         <${Action} disabled=${n === 0} run=${() => move(job.id, waiting[n - 1].id)}>Earlier<//>

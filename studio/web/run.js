@@ -21,7 +21,7 @@ function Samples({ samples, validations }) {
   const validation = validations.find((each) => each.step === step);
   return html`<section><h2>What it writes</h2>
     <label class="field"><span>after step ${step.toLocaleString("en")}${validation?.bits_per_byte ? `, at ${fixed(validation.bits_per_byte)} bits per byte` : ""}</span>
-      <input type="range" min="0" max=${plain.length - 1} value=${here} aria-valuetext="step ${step}" onInput=${(event) => setAt(Number(event.target.value))} /></label>
+      ${plain.length > 1 && html`<input type="range" min="0" max=${plain.length - 1} value=${here} aria-valuetext="step ${step}" onInput=${(event) => setAt(Number(event.target.value))} />`}</label>
     ${texts.map((text) => html`<div class="text">${text}</div>`)}
   </section>`;
 }
@@ -35,8 +35,8 @@ function AnswersSoFar({ samples, events }) {
     return { question, expected: all[0].found[2], first: all[0], last: all.at(-1) };
   });
   return html`<section><h2>Its answers</h2>
-    ${lines.map((event) => html`<p>${event.step ? "After" : "Before"}: ${event.text}</p>`)}
-    <div class="scroll"><table>
+    ${lines.map((event) => html`<p class="asked">${event.text}</p>`)}
+    <div class="scroll wide" tabindex="0" role="region" aria-label="Answers before and now"><table>
       <thead><tr><th>Question</th><th>Expected</th><th>Before (step ${questions[0]?.first.step})</th><th>Now (step ${questions[0]?.last.step})</th></tr></thead>
       <tbody>${questions.map((each) => html`<tr><td>${each.question}</td><td>${each.expected}</td><td>${each.first.found[3]}</td>
         <td class=${each.last.found[3].trim() === each.expected.trim() ? "learned" : ""}>${each.last === each.first ? "" : each.last.found[3]}</td></tr>`)}</tbody>
@@ -50,7 +50,7 @@ function Buttons({ job, run, state }) {
   const query = new URLSearchParams({ model: run });
   const timed = trains && /(budget|max_minutes)=/.test(job.command);
   return html`<div class="row">
-    ${job?.state === "running" && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
+    ${job?.state === "running" && (!state || state.status === "running") && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
     ${job?.state === "waiting" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Remove from the queue<//>`}
     ${trains && ["stopped", "failed", "gone"].includes(job.state) && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/again`, {})}>Resume<//>`}
     ${timed && !["running", "waiting"].includes(job.state) && html`<span class="row">
@@ -63,11 +63,18 @@ function Buttons({ job, run, state }) {
   </div>`;
 }
 
+const LATE_MS = 4000; // a job that was just put into the queue is told a moment later
+
 export function Run({ query, jobs }) {
   const { run } = query;
   const [state, setState] = useState(null);
   const [error, setError] = useState(null);
   const [attempt, setAttempt] = useState(0);
+  const [late, setLate] = useState(false);
+  useEffect(() => {
+    const timer = setTimeout(() => setLate(true), LATE_MS);
+    return () => clearTimeout(timer);
+  }, []);
   const job = jobs.findLast((each) => each.run === run && each.kind !== "export");
   const live = job?.state === "running" || job?.state === "waiting";
   useEffect(() => {
@@ -84,13 +91,16 @@ export function Run({ query, jobs }) {
     return () => { close(); clearTimeout(timer); };
   }, [run, job?.state, attempt]);
   const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) ? job.state : state?.status ?? job?.state ?? "";
+  const teacher = state && state.name !== run.split("/").at(-1) && state.name;
+  const training = job?.state === "running" && (!state || state.status === "running" || teacher); // and not just about to go
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
+    ${teacher && html`<p class="note" id="teacher">Part 1 of 2: the figures are those of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
     <${Problem} text=${job?.error} />
-    ${job?.state === "running" && job.line && html`<p class="quiet">${job.line}</p>`}
-    ${job?.state === "running" && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
-    <${Buttons} job=${job} run=${run} state=${state} />
-    ${!job && !state && html`<${Problem} text=${error} />`}
+    ${training && job.line && html`<p class="quiet">${job.line}</p>`}
+    ${training && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
+    <${Buttons} job=${job} run=${run} state=${teacher ? null : state} />
+    ${late && !job && !state && html`<${Problem} text=${error} />`}
     ${state && html`
       <div class="tiles">
         <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>

@@ -49,22 +49,35 @@ export const Waiting = ({ state, what, cancel }) => (state.seconds === undefined
 const sum = (counts) => Object.values(counts ?? {}).reduce((a, b) => a + b, 0);
 const named = (counts) => Object.entries(counts ?? {}).map(([why, n]) => `${why}: ${n.toLocaleString("en")}`).join(", ");
 
+// The languages of the sampled documents, the most frequent first.
+function languages(texts) {
+  const counts = {};
+  for (const each of texts) for (const [code, n] of Object.entries(each.languages ?? {})) counts[code] = (counts[code] ?? 0) + n;
+  const all = sum(counts), names = new Intl.DisplayNames("en", { type: "language", fallback: "code" });
+  const name = (code) => (code === "none" ? "no letters" : names.of(code));
+  const found = Object.entries(counts).sort((a, b) => b[1] - a[1]).map(([code, n]) => ({ name: name(code), share: n / all }));
+  const shown = found.slice(0, 3).map((each) => (found.length === 1 ? each.name : `${each.name} ${Math.round(100 * each.share)} %`));
+  return shown.join(", ") + (found.length > 3 ? ", …" : "");
+}
+
 // What data-stats found in a text.
 function Found({ result }) {
   const sources = Object.values(result.sources);
   const total = (key) => sources.reduce((all, each) => all + each[key], 0);
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
   const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
+  const more = sources.every((each) => each.complete) ? "" : "+"; // the count ends after some of a large text
   const reasons = result.text.map((each) => named(each.left_out)).filter(Boolean);
   const changed = result.text.map((each) => named(each.changed)).filter(Boolean);
   return html`<section aria-label="What is in the text">
     <h2>What is in it</h2>
     <div class="tiles">
       <${Tile} name="files">${kinds.map(([kind, each]) => `${each.files} ${kind}`).join(", ") || "?"}<//>
-      <${Tile} name="documents">${total("documents").toLocaleString("en")}${sources.every((each) => each.complete) ? "" : "+"}<//>
-      <${Tile} name="text">${bytes(total("bytes"))}<//>
-      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${count(total("tokens"))}<//>
+      <${Tile} name="documents">${total("documents").toLocaleString("en")}${more}<//>
+      <${Tile} name="text">${bytes(total("bytes"))}${more}<//>
+      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${count(total("tokens"))}${more}<//>
       <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}<//>
+      ${languages(result.text) && html`<${Tile} name="languages">${languages(result.text)}<//>`}
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
     ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}

@@ -1,56 +1,53 @@
-"""The whole way on studio's page, without one typed command: from a dropped folder to a model that writes."""
+"""The whole way on studio's page, without one typed command: from a dropped folder to a model that writes, from a table
+of questions to one that answers."""
 
+import contextlib
 import os
+import random
 import re
-import signal
-import subprocess
-import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from reportlab.pdfgen import canvas
 
-from slm.studio.jobs import job as jobs
-from slm.studio.jobs.queue import Queue
+from tests.helpers.small_run import OPTIONS, last_step, write_corpus
+from tests.helpers.studio import StudioProcess
 
-LONG_MS = 120_000
+PATIENT_S = 400
+"""The most that one step of the way may take, on a machine that does much else."""
+DESK, PHONE = (1200, 800), (390, 844)
+LEARNS = "main:has(h1 .status) .chart .line"
+"""The curve of a run: the plan of a text has one, too."""
 HOSTILE = "<img src=x onerror=document.title=7>.txt"
-SCREENS = ("", "text", "answers", "export", "chat", "queue", "run?run=runs/notes")
+SCREENS = ("", "text", "answers", "export", "chat", "queue")
+THINGS = ("ball", "lamp", "spoon", "boat", "drum", "kite", "bell", "cup")
+COLOURS = ("red", "blue")
 
 
 @pytest.fixture(scope="module")
-def studio(tmp_path_factory) -> Iterator[str]:
-    """The printed address of a studio over an empty workspace."""
-    workspace = tmp_path_factory.mktemp("workspace")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "slm", "studio", "port=0", "open=false"],
-        cwd=workspace,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    found = re.search(r"http://\S+", process.stdout.readline())
-    assert found
-    yield found[0]
-    process.terminate()
-    process.wait(20)
-    queue = Queue(workspace / "runs" / ".studio" / "jobs")
-    for _, job_folder in queue.all():  # what a failed test left
-        began = jobs.facts(job_folder / jobs.BEGAN)
-        for each in (began.get("runner"), began.get("command")):
-            if each and jobs.alive(each):
-                os.kill(each["pid"], signal.SIGKILL)
+def studio(tmp_path_factory) -> Iterator[StudioProcess]:
+    """A studio over an empty workspace."""
+    studio = StudioProcess(tmp_path_factory.mktemp("workspace"))
+    yield studio
+    studio.close()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
+    """Enough text that two minutes do not read it often: such a run would train a teacher first."""
     folder = tmp_path_factory.mktemp("texts") / "notes"
     folder.mkdir()
-    lines = [f"The cat number {n} sat on the mat and saw {n % 7} red balls in the garden." for n in range(200)]
-    (folder / "a.txt").write_text("\n".join(lines))
-    (folder / "b.md").write_text("# Notes\n\n" + "\n".join(reversed(lines)))
-    (folder / HOSTILE).write_text("\n".join(lines[:50]))
+    chance = random.Random(5)
+    words = ["".join(chance.choices("abdeiklmnorstu", k=chance.randint(3, 9))) for _ in range(4000)]
+
+    def line(n: int) -> str:
+        return f"The cat number {n} sat on the {chance.choice(words)} and saw {' '.join(chance.choices(words, k=12))}."
+
+    (folder / "a.txt").write_text("\n\n".join("\n".join(map(line, range(40))) for _ in range(500)))
+    (folder / "b.md").write_text("# Notes\n\n" + "\n".join(map(line, range(200))))
+    (folder / HOSTILE).write_text("\n".join(map(line, range(50))))
     pdf = canvas.Canvas(str(folder / "c.pdf"))
     pdf.drawString(72, 720, "A letter about the house, the garden and the cat.")
     pdf.save()
@@ -58,48 +55,186 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+def until(tab, *selectors: str) -> str:
+    """Wait until one of the selectors is on the page; which. A problem that the page tells ends the wait at once."""
+    deadline = time.monotonic() + PATIENT_S
+    while True:
+        for selector in selectors:
+            if tab.locator(selector).count():
+                return selector
+        told = tab.locator("main .problem").all_text_contents()
+        assert not told, told
+        assert time.monotonic() < deadline, (selectors, tab.locator("main").inner_text())
+        tab.wait_for_timeout(200)
+
+
+@pytest.fixture
+def look(page, pictures):
+    """Checks the screen as it is: accessible and as wide as the window, on a desk and on a telephone, light and dark.
+
+    SLM_SCREENSHOTS: a picture of each for somebody to look at.
+    """
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install 'slm[dev]'").Axe()
+
+    def check(name: str) -> None:
+        for scheme, size in (("light", DESK), ("dark", PHONE), ("light", PHONE), ("dark", DESK)):
+            checked = (scheme, size) in (("light", DESK), ("dark", PHONE))
+            if not checked and "SLM_SCREENSHOTS" not in os.environ:
+                continue
+            page.scheme(scheme)
+            page.size(*size)
+            page.tab.wait_for_timeout(100)
+            assert page.run("document.documentElement.scrollWidth <= innerWidth"), (name, scheme, size)
+            page.tab.screenshot(path=pictures / f"studio-{name}-{scheme}-{size[0]}.png", full_page=True)
+            if checked:
+                found = axe.run(page.tab).response["violations"]
+                serious = [each for each in found if each["impact"] in ("serious", "critical")]
+                assert not serious, (name, scheme, [(each["id"], each["nodes"][0]["html"]) for each in serious])
+        page.scheme("light")
+        page.size(*DESK)
+
+    return check
+
+
+def export_and_chat(page, tab) -> None:
+    until(tab, "a.button:has-text('Export')")  # when the job has ended, too
+    page.click("a.button:has-text('Export')")
+    page.click("button:has-text('Export')")
+    until(tab, "article a:has-text('Chat')")
+    page.click("article a:has-text('Chat')")
+    until(tab, "button:has-text('Send'):enabled, .column p:has-text('parameters')")  # the model is loaded
+
+
 @pytest.mark.slow
-def test_from_a_folder_to_a_model_that_writes(page, studio, folder, pictures):
+def test_from_a_folder_to_a_model_that_writes(page, studio, folder, look):
     tab = page.tab
-    page.open(studio)
+    page.open(studio.url)
     assert "token" not in tab.url
     page.click("text=A model from my text")
     tab.set_input_files("input[webkitdirectory]", folder)
-    tab.wait_for_selector("#start", timeout=LONG_MS)
+    until(tab, "#start")
     for said in ("2 .txt", "1 .md", "1 .pdf", "1 file left out: of types that are not read"):
         assert said in page.text("section[aria-label='What is in the text']"), said
     assert tab.input_value("#name") == "notes"
-    tab.fill("#time", "3m")
+    until(tab, "#dial")
+    page.click("summary:has-text('Three documents')")
+    look("text-planned")
+    tab.fill("#time", "2m")
     page.click("#start")
-    tab.wait_for_selector(".chart .line, .chart .dot", timeout=LONG_MS)  # it learns
-    page.click("button:has-text('Stop')")
-    tab.wait_for_selector("h1 .stopped, h1 .finished", timeout=LONG_MS)
-    page.screenshot(pictures / "studio-run.png")
-    tab.click("a.button:has-text('Export')", timeout=LONG_MS)  # when the job has ended, too
-    page.click("button:has-text('Export')")
-    tab.click("article a:has-text('Chat')", timeout=LONG_MS)
+    until(tab, LEARNS)
+
+    # Another window shows the same, live. It goes on when studio is killed and started again.
+    window = page.context.new_page()
+    window.goto(tab.url)
+    until(window, LEARNS)
+    studio.kill()
+    window.wait_for_selector("text=Studio does not answer", timeout=30_000)
+    studio.start()
+    window.wait_for_selector("text=Studio does not answer", state="detached", timeout=30_000)
+    step = last_step(studio.workspace / "runs" / "notes")
+    deadline = time.monotonic() + PATIENT_S
+    while tab.locator(".stopped, .finished").count() == 0 and shown_step(window) <= step:
+        assert time.monotonic() < deadline
+        tab.wait_for_timeout(200)
+
+    from playwright.sync_api import Error
+
+    with contextlib.suppress(Error):  # it may have come to its end
+        tab.click("button:has-text('Stop')", timeout=3000)
+    for each in (tab, window):
+        until(each, "h1 .stopped, h1 .finished")
+    window.close()
+    look("run")
+    export_and_chat(page, tab)
     tab.fill("#prompt", "The cat number")
-    tab.click("button:has-text('Send')", timeout=LONG_MS)  # when the model is loaded
-    tab.wait_for_selector(".turn:not(.mine) .quiet", timeout=LONG_MS)
+    page.click("button:has-text('Send')")
+    until(tab, ".turn:not(.mine) .quiet:not(:has-text('so far'))")
     assert len(page.text(".turn:not(.mine)")) > 20
-    page.screenshot(pictures / "studio-chat.png")
+    look("chat-text")
     assert page.run("document.title").startswith("Chat")
+    assert [each for each in page.errors if "ERR_" not in each] == []  # studio was gone for a moment
+
+
+def shown_step(tab) -> int:
+    return int(tab.locator(".tile:has-text('step') b").first.text_content().split(" of ")[0].replace(",", ""))
+
+
+@pytest.mark.slow
+def test_a_table_of_questions_tunes_that_run(page, studio, tmp_path, look):
+    """It is killed on the way, and resumed with one click; the score before and after; both models side by side."""
+    tab = page.tab
+    # Two answers to learn, one to each second question.
+    rows = [(f"What colour is {thing} {n}?", f"It is {COLOURS[n % 2]}.") for thing in THINGS for n in range(5)]
+    table = tmp_path / "questions.csv"
+    table.write_text("question,answer\n" + "".join(f"{question},{answer}\n" for question, answer in rows))
+    page.open(studio.url)
+    page.click("text=A model that answers like this")
+    tab.set_input_files("input[type=file] >> nth=0", table)
+    until(tab, "#start")
+    assert "to learn from39" in page.text(".tile:has-text('conversations')")
+    assert page.text("section p:has-text('held out')") == "held out for validation: 1"
+    assert tab.input_value("#base") == "runs/notes"
+    assert tab.input_value("#name") == "notes-chat"
+    look("answers-read")
+    page.click("#start")
+    until(tab, ".asked:has-text('before training')")
+    until(tab, LEARNS)
+    studio.kill_command("notes-chat")
+    tab.wait_for_selector("h1 .failed", timeout=1000 * PATIENT_S)
+    assert "it was killed (SIGKILL)" in page.text("main .problem")
+    page.click("button:has-text('Resume')")
+    tab.wait_for_selector("h1 .running, h1 .finished", timeout=1000 * PATIENT_S)
+    until(tab, ".asked:has-text('after training')")
+    until(tab, "h1 .finished")
+    found = re.search(
+        r": (\d+) of \d+ right; before training: (\d+) of \d+ right", page.text(".asked:has-text('after')")
+    )
+    assert found
+    assert int(found[1]) > int(found[2])
+    look("run-answers")
+    export_and_chat(page, tab)
+    page.click("nav a:has-text('Models')")
+    page.click("article:has(h3 a:text-is('notes-chat')) a:has-text('Compare')")
+    for n in (1, 2):
+        until(tab, f".column:nth-child({n}) p:has-text('parameters')")
+    assert "notes: " in page.text(".column:nth-child(2) option:checked")
+    tab.fill("#prompt", rows[0][0])
+    page.click("button:has-text('Send')")
+    for n in (1, 2):
+        until(tab, f".column:nth-child({n}) .turn:not(.mine) .quiet:not(:has-text('so far'))")
+    look("compare")
     assert page.errors == []
 
 
-def test_every_screen_fits_a_phone_and_breaks_no_rule_of_accessibility(page, studio, pictures):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install 'slm[dev]'").Axe()
-    for scheme, open_tab in (("light", lambda: page.size(1200, 800)), ("dark", lambda: page.phone(390, 844))):
-        page.scheme(scheme)
-        open_tab()
-        page.open(studio)
-        for screen in SCREENS:
-            page.run(f"location.hash = '#/{screen}'")
-            page.wait("document.querySelector('h1') && !document.querySelector('[role=status]:not(:empty)')")
-            page.tab.wait_for_timeout(400)  # what it asks for is there
-            assert page.run("document.documentElement.scrollWidth <= innerWidth"), (screen, scheme)
-            page.screenshot(pictures / f"studio-{screen.partition('?')[0] or 'home'}-{scheme}.png")
-            found = axe.run(page.tab).response["violations"]
-            serious = [each for each in found if each["impact"] in ("serious", "critical")]
-            assert not serious, (screen, scheme, [(each["id"], each["nodes"][0]["html"]) for each in serious])
+def test_a_teacher_is_the_first_part_of_its_run(page, studio, tmp_path):
+    """And the queue: what waits can be put before another, and be removed."""
+    corpus = write_corpus(tmp_path / "texts.jsonl")
+    words = [*OPTIONS, f"data.files=[{corpus}]", "distill.born_again=0.5", "distill.alpha=0.5", "train.eval_every=9999"]
+    studio.queue.add("train", "pupil", ["train", *words, "name=pupil", "train.max_steps=2000"], "runs/pupil")
+    for title in ("one", "two"):
+        studio.queue.add("train", title, ["train", *words, f"name={title}"], f"runs/{title}")
+    tab = page.tab
+    page.open(f"{studio.url}#/run?run=runs/pupil")
+    until(tab, "#teacher:has-text('pupil-teacher')")
+    until(tab, LEARNS)
+    page.run("location.hash = '#/queue'")
+    until(tab, "main :text('part 1 of 2: its teacher')")
+    assert tab.locator("ol li").all_text_contents()[0].startswith("one")
+    page.click("ol li:has-text('two') button:has-text('Earlier')")
+    tab.wait_for_selector("ol li:first-child:has-text('two')")
+    for title in ("one", "two"):
+        page.click(f"ol li:has-text('{title}') button:has-text('Remove')")
+        tab.wait_for_selector(f"ol li:has-text('{title}')", state="detached")
+    page.click("button:has-text('Stop')")
+    until(tab, "article .status.stopped")
+    assert page.errors == []
+
+
+def test_every_screen_fits_a_phone_and_breaks_no_rule_of_accessibility(page, studio, look):
+    page.open(studio.url)
+    for screen in SCREENS:
+        page.run(f"location.hash = '#/{screen}'")
+        page.wait("document.querySelector('h1') && !document.querySelector('[role=status]:not(:empty)')")
+        page.tab.wait_for_timeout(300)  # what it asks for is there
+        look(screen or "home")
     assert page.errors == []

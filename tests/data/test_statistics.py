@@ -1,11 +1,13 @@
 """Statistics: every count by hand."""
 
 import json
+import math
 from array import array
 from dataclasses import replace
 
 import numpy as np
 
+from slm.data import statistics
 from slm.data.config import DataConfig
 from slm.data.quality.repeats.in_memory import Finder
 from slm.data.sources.contents import unit_hash
@@ -16,12 +18,12 @@ from slm.data.tales.story import story
 ROWS = ["alpha beta", "alpha  BETA", "x", "123 456 789", "gamma delta", "alpha beta gamma delta epsilon"]
 
 
-def counted(tmp_path, max_docs=100, mode="exact"):
+def counted(tmp_path, max_docs=100, mode="exact", max_mb=math.inf):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ["", *ROWS]))
     config = DataConfig(kind="files", files=[str(tmp_path / "a.jsonl")], min_chars=2, min_letters=0.5, val_fraction=0.1)
     each = replace(make_plans(config, "train")[0], held_out=unit_hash(ROWS[5]) + 1e-9)
     found = Statistics(encode=lambda text: text.split(" "), plan=each, finder=Finder(mode, 0.8))
-    return each.held_out, found, read(found, each, seed=1, max_docs=max_docs)
+    return each.held_out, found, read(found, each, seed=1, max_docs=max_docs, max_mb=max_mb)
 
 
 def test_counts_by_hand(tmp_path):
@@ -44,6 +46,14 @@ def test_it_is_bounded(tmp_path):
     _, found, whole = counted(tmp_path, max_docs=3)
     assert (found.documents, whole) == (3, False)
     _, found, whole = counted(tmp_path, max_docs=6)
+    assert (found.documents, whole) == (6, True)
+
+
+def test_it_is_bounded_by_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "BATCH", 2)
+    _, found, whole = counted(tmp_path, max_mb=len(ROWS[0]) / 1e6)
+    assert (found.documents, whole) == (2, False)
+    _, found, whole = counted(tmp_path, max_mb=1)
     assert (found.documents, whole) == (6, True)
 
 

@@ -2,14 +2,18 @@
 
 import asyncio
 import os
+import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 
 from slm.data.errors import UserError
 from slm.studio import uploads
 from slm.studio.places import Places
+from tests.helpers.studio import StudioProcess
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -72,3 +76,34 @@ def test_old_uploads_that_nothing_was_made_of_are_removed(tmp_path):
         os.utime(uploads.folder(places, id), (1, 1))
     uploads.remove_unused(places, f"data.files=['runs/.studio/uploads/{used}']")
     assert {path.name for path in places.uploads.iterdir()} == {used, fresh}
+
+
+def test_a_large_file_goes_to_the_disk_and_not_into_memory(tmp_path):
+    """docs/results/studio.md has the figures of 2 GB."""
+    size, chunk = 200_000_000, b"The cat sat on the mat.\n" * 40_000
+
+    def content() -> Iterator[bytes]:
+        for at in range(0, size, len(chunk)):
+            yield chunk[: size - at]
+
+    studio = StudioProcess(tmp_path)
+    try:
+        base, query = studio.url.split("/?")
+        with httpx.Client(base_url=base, follow_redirects=True, timeout=60) as client:
+            client.get(f"/?{query}")
+            id = client.post("/api/uploads", json={}).json()["id"]
+            before = most_resident(studio.process.pid)
+            put = client.put(
+                f"/api/uploads/{id}?name=big.txt", content=content(), headers={"Content-Length": str(size)}
+            )
+            assert put.json() == {"bytes": size}
+            assert most_resident(studio.process.pid) - before < 20e6
+    finally:
+        studio.close()
+
+
+def most_resident(pid: int) -> int:
+    """The most bytes that a process has had in memory."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return 1000 * int(found[1])

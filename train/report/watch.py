@@ -14,7 +14,7 @@ from slm import cli
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.report import final_json
-from slm.runs import LATEST, place
+from slm.runs import CONFIG, LATEST, RUNS, place, teacher_folder
 from slm.train.report.run_record import RunRecord, find_run
 from slm.train.report.run_state import run_state
 from slm.train.report.run_view import headline, validation_line, view
@@ -51,11 +51,15 @@ class WatchConfig:
 
 
 class FollowedRun:
-    """A run's record and its status. If another run takes its place in the directory, that one is followed."""
+    """A run's record and its status. If another run takes its place in the directory, that one is followed.
+
+    Before a run that is taught (``distill.born_again``) comes its teacher, which is followed until the run begins.
+    """
 
     def __init__(self, root: Path, patience_s: float) -> None:
-        self.root, self._patience = root, patience_s
-        self.record, self.status = RunRecord(root), ""
+        self._given, self._patience = root, patience_s
+        self.root = _of_now(root)
+        self.record, self.status = RunRecord(self.root), ""
         self.changed = False
         """Whether the last ``update`` found something new."""
         self._identity: tuple[int, int] | None = None
@@ -63,6 +67,7 @@ class FollowedRun:
 
     def update(self) -> None:
         """Read what is new."""
+        self.root = _of_now(self._given)
         identity = self._inode()
         if identity != self._identity:
             # The run was set aside and started anew under the same name, or is away for a moment between the two.
@@ -78,9 +83,10 @@ class FollowedRun:
         if self.status == "running":
             self._gone_since = None
             return False
-        if self.status != "gone" and self._inode() is not None:
+        taught_next = self.status == "finished" and self.root != self._given
+        if self.status != "gone" and not taught_next and self._inode() is not None:
             return True
-        # It was killed; whatever supervises it may start it again.
+        # It was killed; whatever supervises it may start it again. Or the run that it teaches begins.
         self._gone_since = self._gone_since or time.monotonic()
         return time.monotonic() - self._gone_since >= self._patience
 
@@ -109,6 +115,16 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def _has_begun(root: Path) -> bool:
+    return (root / "metrics.jsonl").exists() or (root / CONFIG).exists()
+
+
+def _of_now(root: Path) -> Path:
+    """The run in ``root``, or its teacher where that alone has begun."""
+    teacher = teacher_folder(root)
+    return teacher if _has_begun(teacher) and not _has_begun(root) else root
+
+
 def _find_when_begun(config: WatchConfig) -> Path:
     """The run's directory. A start that has not written its settings yet is waited for."""
     waiting = False
@@ -117,6 +133,9 @@ def _find_when_begun(config: WatchConfig) -> Path:
             return find_run(config.run)
         except UserError:
             given = place(config.run)
+            for root in (given, RUNS / given):
+                if _has_begun(teacher_folder(root)):
+                    return root.resolve()
             starting = given.parent.glob("*") if given.name == LATEST else [given]
             if config.watch.once or not any(is_locked(each / LOCK) for each in starting):
                 raise

@@ -1,6 +1,7 @@
 """``python -m slm.train.tools.data_stats``: counts over a run's text, before a model is trained on it."""
 
 import io
+import math
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,8 @@ class StatsOptions:
 
     max_docs: int = 100_000
     """Most documents read of each source, from its beginning."""
+    max_mb: float | None = None
+    """Most megabytes of text counted of each source, from its beginning; null: no limit."""
     duplicates: Literal["near", "exact", "none"] = "near"
     """Which duplicates are counted, over all sources together. This does not depend on ``data.dedup``."""
     plot: str = "runs/data-stats.png"
@@ -52,6 +55,8 @@ class StatsOptions:
     def __post_init__(self) -> None:
         if self.max_docs < 1:
             raise UserError(f"stats.max_docs must be at least 1, not {self.max_docs}")
+        if self.max_mb is not None and not self.max_mb > 0:
+            raise UserError(f"stats.max_mb must be above 0, or null for no limit, not {self.max_mb}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +191,8 @@ def count(
     counted: dict[str, tuple[Statistics, bool]] = {}
     for each in plan_sources(config, "train"):
         found = Statistics(encode=encode, plan=each, finder=finder)
-        whole = statistics.read(found, each, seed=seed, max_docs=stats.max_docs)
+        most = math.inf if stats.max_mb is None else stats.max_mb
+        whole = statistics.read(found, each, seed=seed, max_docs=stats.max_docs, max_mb=most)
         name = each.source.label
         while name in counted:
             name += "'"
@@ -218,7 +224,8 @@ def show(counted: dict[str, tuple[Statistics, bool]], config: DataConfig, tokeni
     columns += ["bytes/token", "held out", "median length"]
     caption = (
         f"Tokens of {tokenizer.name} ({tokenizer.vocab_size:,} ids). MB, tokens and lengths leave out filtered and "
-        f"repeated documents (data.dedup={config.dedup}). +: the source has more documents (stats.max_docs)."
+        f"repeated documents (data.dedup={config.dedup}). +: the source has more documents "
+        "(stats.max_docs, stats.max_mb)."
     )
     table("The text", columns, rows, caption=caption)
 

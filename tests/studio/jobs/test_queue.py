@@ -63,6 +63,17 @@ def test_jobs_run_one_after_the_other_and_say_how_they_ended(queue):
         queue.again(wrong.id)
 
 
+def test_a_base_that_the_hub_cannot_give_is_one_line(queue, tmp_path):
+    (tmp_path / "qa.csv").write_text("question,answer\nWhat?,That.\nWho?,He.\n")
+    words = ["tune", "base=nobody-has/this-model", "name=x", "data=chat", "data.files=[qa.csv]"]
+    job = queue.add("tune", "x", words, "runs/x")
+    wait_for(lambda: state(queue, job) == "failed", 180)
+    told = jobs.error_line(jobs.tail(queue.folder / job.id), 2)
+    assert "nobody-has/this-model" in told
+    assert "\n" not in told
+    assert not (tmp_path / "runs" / "x").exists()  # the name is still free
+
+
 def studio(workspace: Path) -> tuple[subprocess.Popen, httpx.Client]:
     """``slm studio`` on a free port, and a browser that came in."""
     process = subprocess.Popen(
@@ -154,4 +165,6 @@ def test_last_lines_of_logs():
     assert jobs.last_line(text) == "step 3"
     assert jobs.final_json(text) == {"a": 1}
     assert jobs.error_line("x\nerror: no such file: look\nmore", 2) == "no such file: look"
+    assert "the disk is full" in jobs.error_line("step 3\n", 1, free=4096)
+    assert jobs.error_line("error: no room\n", 1, free=4096) == "no room"
     assert jobs.error_line("Traceback\nValueError: x\n", 1) == "it ended with status 1: ValueError: x"

@@ -352,3 +352,34 @@ def test_programs_get_one_line_of_json(tmp_path, capsys):
     )
     assert state["curve"]["loss"] == [4.0, 3.0]
     assert state["validations"][0]["bits_per_byte"] == 2.0
+
+
+def test_a_run_that_is_taught_is_followed_from_its_teacher_on(tmp_path):
+    """``distill.born_again``: before the run itself there is its teacher, for a share of the time."""
+    teacher = WrittenRun(tmp_path / "mine-teacher", max_steps=4)
+    teacher.add(4)
+    command = watch(f"run={tmp_path / 'mine'}", "watch.json=true", "watch.every_s=0.05", f"watch.patience_s={PATIENT}")
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        state = json.loads(process.stdout.readline())
+        assert (state["name"], state["status"], state["progress"]) == ("mine-teacher", "running", 1.0)
+        teacher.end("finished")
+        assert json.loads(process.stdout.readline())["status"] == "finished"
+        run = WrittenRun(tmp_path / "mine", max_steps=8)
+        run.add(2)
+        while (state := json.loads(process.stdout.readline()))["name"] != "mine" or not state["step"]:
+            pass
+        assert (state["status"], state["progress"]) == ("running", 0.25)
+        run.end("finished")
+        rest = process.communicate(timeout=PATIENT)[0].splitlines()
+        assert json.loads(rest[-1])["status"] == "finished"
+    assert process.returncode == 0
+
+
+def test_a_teacher_that_was_stopped_is_waited_for_no_longer(tmp_path, capsys):
+    teacher = WrittenRun(tmp_path / "mine-teacher")
+    teacher.add(2)
+    teacher.end("stopped")
+    assert main([f"run={tmp_path / 'mine'}", "watch.json=true", f"watch.patience_s={PATIENT}"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert (json.loads(line)["name"], json.loads(line)["status"]) == ("mine-teacher", "stopped")
