@@ -37,10 +37,13 @@ def excerpt(text: object) -> str:
     return one_line(text, 200)
 
 
-def nearest(name: str, options: Iterable[str], n: int = 3) -> str:
-    """A hint for a misspelt ``name``: ``"did you mean 'q4_k_m' or 'q4_k_s'?"``, or ``""`` if no option is similar."""
+def nearest(name: str, options: Iterable[str], n: int = 3, *, at_least: float = 0.5) -> str:
+    """A hint for a misspelt ``name``: ``"did you mean 'q4_k_m' or 'q4_k_s'?"``, or ``""`` if no option is similar.
+
+    ``at_least``: the similarity of an option that is offered, between 0 and 1 (``difflib``'s ratio).
+    """
     by_lower = {str(option).lower(): str(option) for option in options}
-    close = get_close_matches(str(name).lower(), by_lower, n=n, cutoff=0.5)
+    close = get_close_matches(str(name).lower(), by_lower, n=n, cutoff=at_least)
     if not close:
         return ""
     return "did you mean " + " or ".join(repr(by_lower[match]) for match in close) + "?"

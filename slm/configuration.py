@@ -380,6 +380,8 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
         return value
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
+    if hint is str and isinstance(value, bool):
+        raise UserError(f"{where} takes a text, not {str(value).lower()}; help={where} says which")
     kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}
     raise UserError(f"{where} must be {kind.get(hint, hint)}, not {value!r}")
 

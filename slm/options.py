@@ -53,7 +53,9 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
         ("serve.context", "context", "train.seq_len"),
     ),
     **dict.fromkeys(("CONFIG", "config", "size", "model_size"), ("preset",)),
-    **dict.fromkeys(("QUANT", "quantize", "quantization", "quants", "outtype", "ftype"), ("quant", "train.qat")),
+    **dict.fromkeys(
+        ("QUANT", "quantize", "quantization", "quants", "types", "outtype", "ftype"), ("quant", "train.qat")
+    ),
     **dict.fromkeys(("DATA", "dataset", "dataset_name", "train_data", "corpus"), ("data",)),
     **dict.fromkeys(("train_file", "train_files", "files", "file", "data_path", "data_dir"), ("data.files", "data")),
     **dict.fromkeys(
@@ -255,7 +257,8 @@ def option_hint(key: str, known: Iterable[str]) -> str:
         by_last.setdefault(each.rpartition(".")[2], each)
     if last in by_last:
         return f"did you mean {by_last[last]!r}?"
-    return nearest(key, offered) or nearest(last, by_last)
+    # Half the letters in common is chance: dropout would become optim.
+    return nearest(key, offered, at_least=0.6) or nearest(last, by_last, at_least=0.6)
 
 
 def show(config_name: str, *, wanted: str = "", renamed: dict[str, str] | None = None) -> str:

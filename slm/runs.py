@@ -241,9 +241,11 @@ def resolve(path: str | os.PathLike[str]) -> Run:
             f"{root} is a LoRA adapter without its model: give the run that trained it, whose checkpoints are the "
             "merged model, or merge the adapter into its base first (PEFT's merge_and_unload)"
         )
+    if not any(root.iterdir()):
+        raise UserError(f"{typed} is an empty folder; name a run or the folder of a Hugging Face model{_or_runs()}")
     raise UserError(
         f"{typed} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
-        f"(no config.json); give runs/<name>, or the folder that config.json and model.safetensors are in"
+        "(no config.json); give a run, or the folder that config.json and model.safetensors are in" + _or_runs()
     )
 
 
@@ -264,10 +266,27 @@ def _missing(root: Path) -> str:
     hint = nearest(root.name, siblings)
     if not hint and siblings:
         hint = f"there are: {', '.join(siblings[:8])}"
-    train = spelled("train", preset="tiny")
+    runs = [] if is_name else _run_names()
+    if not hint and runs:
+        hint = f"runs here: {', '.join(runs[:8])}"
+    hint = hint or f"train a run first: `{spelled('train', preset='tiny')}`"
     if is_name:
-        return f"there is no run {root} in {RUNS}/ and no such folder here; {hint or f'train one first: `{train}`'}"
-    return f"{root} does not exist; {hint or f'train a run first: `{train}`'}"
+        return f"there is no run {root} in {RUNS}/ and no such folder here; {hint}"
+    return f"{root} does not exist; {hint}"
+
+
+def _or_runs() -> str:
+    """The runs of the current folder as the end of a message."""
+    names = _run_names()
+    return f" (runs here: {', '.join(names[:8])})" if names else ""
+
+
+def _run_names() -> list[str]:
+    """The names of the runs in ``runs/`` of the current folder; empty where there is no such folder."""
+    try:
+        return sorted(each.name for each in RUNS.iterdir() if each.is_dir() and each.name[0] != ".")
+    except OSError:
+        return []
 
 
 def point_latest(root: Path) -> None:

@@ -174,8 +174,9 @@ class _Reader:
             known += choices("data") if kind in ("local", "chat") else []
             known += _names(runs.RUNS) if kind == "model" else []
         known += [each for each in _beside(word) if self._takes(*_OF_FILES) or runs.holds_model(Path(each))]
-        there = _names(runs.RUNS)[:5] if self._takes("model") else []
-        hint = _near(word, known) or f"runs here: {', '.join(there) or 'none'}"
+        kind = "runs" if self._takes("model") else "files and folders"
+        there = _names(runs.RUNS) if kind == "runs" else _names(Path(), files=True)
+        hint = _near(word, known) or f"{kind} here: {', '.join(there[:5]) or 'none'}"
         kinds = ", ".join(dict.fromkeys(_WHAT[kind] for kind in self.command.bare))
         last = " or ".join(kinds.rsplit(", ", 1))
         return f"{what}: there is no such {last} here; {hint}"
@@ -193,6 +194,8 @@ class _Reader:
 
     def _model_words(self) -> list[str]:
         key, models = self.command.model_key, [*self.named, *self.models]
+        if self.command.needs_model and not any(models):
+            raise UserError(self._no_model())
         if not models or key is None:
             return []
         if len(models) > 1 and not self.command.several_models:
@@ -204,6 +207,12 @@ class _Reader:
         first, *more = models
         words = [f"{key}={quoted(first) if key == 'init_from' else first}"]
         return [*words, f"{self.command.several_models}=[{','.join(map(quoted, more))}]"] if more else words
+
+    def _no_model(self) -> str:
+        taken = f", and these words are taken as text: {', '.join(self.files[:3])}" if self.files else ""
+        there = ", ".join(_names(runs.RUNS)[:5])
+        here = f"runs here: {there}" if there else "train one first: slm train, or name a downloaded model"
+        return f"slm {self.name} needs a model to begin with, as in slm {self.name} RUN TEXT{taken}; {here}"
 
     def _data_words(self) -> list[str]:
         if not self.files:

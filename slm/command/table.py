@@ -26,6 +26,8 @@ class Command:
     ``slm.command.grammar`` reads them."""
     model_key: str | None = None
     """The module's option that ``model=`` stands for."""
+    needs_model: bool = False
+    """Whether a command line without a model is refused at once."""
     several_models: str | None = None
     """The module's option for the second model and more; the same as ``model_key``: one list for all."""
 
@@ -81,6 +83,7 @@ COMMANDS: dict[str, Command] = {
         ),
         bare=("model", "chat"),
         model_key="base",
+        needs_model=True,
     ),
     "qat": Command(
         module="slm.train.tune.qat",
@@ -93,6 +96,7 @@ COMMANDS: dict[str, Command] = {
         ),
         bare=("model", "type", "local"),
         model_key="base",
+        needs_model=True,
     ),
     "sweep": Command(
         module="slm.train.sweep",

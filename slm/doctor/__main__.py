@@ -1,5 +1,6 @@
 """``python -m slm.doctor``: examine this machine, and print what was found, what will be used, and what would help."""
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from slm.doctor.examine import examine
 from slm.doctor.tables import choice_rows, machine_rows
 from slm.machine import hardware
 from slm.machine.busy import Others, mark
-from slm.report import final_json, table
+from slm.report import final_json, screen_width, table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,10 @@ def main(argv: list[str]) -> int:
     table("This machine" + mark(record["others_share"]), ["what", "found"], machine_rows(record))
     table("What will be used", ["stage", "choice"], choice_rows(record))
     hints = advice(record)
-    print("\n".join(["For more:", *(f"  - {hint}" for hint in hints)]) if hints else "Nothing to install or change.")
+    print("For more:" if hints else "Nothing to install or change.")
+    for hint in hints:
+        lines = textwrap.wrap(hint, screen_width() - 4, break_on_hyphens=False, break_long_words=False)
+        print("\n".join(["  - " + lines[0], *(f"    {line}" for line in lines[1:])]))
     final_json(record | {"advice": hints})
     return 0
 

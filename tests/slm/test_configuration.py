@@ -244,3 +244,8 @@ def test_a_path_may_begin_with_the_home_directory(monkeypatch):
 
     assert build(Options, {"text": "~/x.txt"}).text == Path("/home/somebody/x.txt")
     assert build(Options, {"text": "~nobody.txt"}).text == Path("~nobody.txt")
+
+
+def test_a_yes_or_no_for_a_text_names_the_help():
+    with pytest.raises(UserError, match="name takes a text, not true; help=name says which"):
+        build(Outer, {"name": True})

@@ -112,6 +112,7 @@ def test_the_tables_name_options_that_there_are():
         ("serve", "api_key", "serve.api_keys"),
         ("terminal", "temp", "temperature"),
         ("train", "seed", "train.seed"),
+        ("bench_quant", "types", "quant"),
     ],
 )
 def test_hints(command, typed, meant):
@@ -120,3 +121,8 @@ def test_hints(command, typed, meant):
     assert "facts" not in hint
     if meant:
         assert hint.startswith(f"did you mean {meant!r}")
+
+
+@pytest.mark.parametrize("typed", ["dropout", "fact", "xyz"])
+def test_a_chance_likeness_is_no_hint(typed):
+    assert option_hint(typed, [*names("train"), "optim", "data"]) == ""

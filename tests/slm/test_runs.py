@@ -90,7 +90,22 @@ def test_a_wrong_run_names_the_near_ones(tmp_path):
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match="is a LoRA adapter without its model: give the run that trained it"):
         resolve(tmp_path / "adapter")
+    with pytest.raises(UserError, match="stories is an empty folder"):
+        resolve(tmp_path / "runs" / "stories")
+    (tmp_path / "runs" / "stories" / "notes.txt").write_text("x")
     with pytest.raises(UserError, match="neither a run"):
         resolve(tmp_path / "runs" / "stories")
     with pytest.raises(UserError, match="no run yet"):
         resolve(tmp_path / "nothing" / "latest")
+
+
+def test_a_path_that_is_not_there_names_the_runs_that_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="a/b/c does not exist; train a run first"):
+        resolve("a/b/c")
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("x")
+    for path, says in (("a/b/c", "does not exist; runs here: mine"), ("texts", r"\(runs here: mine\)$")):
+        with pytest.raises(UserError, match=says):
+            resolve(path)

@@ -45,9 +45,12 @@ def view(run: RunRecord, status: str, console: Console, live: bool = False) -> R
     bar.add_row(ProgressBar(total=1.0, completed=run.progress(), width=min(console.width, 78)))
     progress = Text(_progress_line(run, running), no_wrap=True, overflow="ellipsis")
     grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="dim", no_wrap=True)
-    grid.add_column(overflow="ellipsis", no_wrap=True)
-    for label, text in _figures(run, console.width):
+    figures = list(_figures(run, console.width))
+    # A long value shortens itself and not the labels; where it is drawn once, it takes another line.
+    labels = max((len(label) for label, _ in figures), default=0)
+    grid.add_column(style="dim", no_wrap=True, min_width=min(labels, console.width // 3))
+    grid.add_column(overflow="ellipsis" if live else "fold", no_wrap=live)
+    for label, text in figures:
         grid.add_row(label, text)
     lines: list[RenderableType] = [title, bar, progress, Text(), grid]
     if live and running and (warning := _silence(run)):

@@ -96,6 +96,10 @@ REFUSED = {
     "export --quant=q8_0": "without dashes, as quant=q8_0",
     "export --quant q8_0": "without dashes, as quant=VALUE",
     "exam mine gone.csv": "'gone.csv' means nothing to slm exam",
+    "tune chats.csv": "needs a model .* these words are taken as text: chats.csv; runs here: latest, mine",
+    "tune notes chats.csv": "taken as text: notes, chats.csv; runs here: latest, mine",
+    "qat q4_0": "slm qat needs a model to begin with, as in slm qat RUN TEXT; runs here: latest, mine",
+    "data-stats org/xyz": "no such preset, file, folder or data set here; files and folders here: a,b.txt, chats.csv",
 }
 
 

@@ -294,6 +294,23 @@ def test_a_finished_run_is_printed_once_and_can_do_nothing_to_the_terminal(termi
     assert len(gone.stderr.strip().splitlines()) == 1
 
 
+def test_a_narrow_screen_cuts_no_label(tmp_path):
+    run = WrittenRun(tmp_path / "run", max_steps=4)
+    run.add(4, "text")
+    shown = subprocess.run(
+        watch(f"run={run.root}", "watch.once=true"),
+        cwd=REPOSITORY,
+        env=os.environ | {"COLUMNS": "48"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENT,
+    ).stdout
+    assert "bits per byte" in shown
+    assert "\u2026" not in shown  # no ellipsis
+    assert max(map(len, shown.splitlines())) <= 48
+    run.vanish()
+
+
 def test_a_small_terminal_is_enough(terminal, tmp_path):
     run = WrittenRun(tmp_path / "run")
     run.add(4, "word " * 2000)
