@@ -76,7 +76,7 @@ def _best(config: RunConfig, sequences: int) -> int:
     machine = machine_record()
     shape = dict(vars(model_shape(config)))
     train = config.train
-    choices = (train.threads, train.precision, train.kernels, train.compile, train.gradient_checkpointing)
+    choices = (train.threads, train.precision, train.kernels, train.gradient_checkpointing)
     software = (machine["versions"].get("torch"), sources_fingerprint())
     facts = [machine["cpu"], machine["cores"], software, shape, train.seq_len, sequences, *choices]
     key = json.dumps(facts, sort_keys=True, default=str)

@@ -15,7 +15,7 @@ from slm.data.sources.prepared import manifest
 from slm.durations import seconds_of
 from slm.hub import models
 from slm.options import choices
-from slm.train.config import RunConfig
+from slm.train.config import RESHARD, RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 AUTO = "auto"
@@ -47,7 +47,7 @@ def resolve(
     directory. For ``train.micro_batch=auto`` ``choose_micro_batch`` divides an optimizer step's sequences into passes;
     it is given the configuration without that option.
 
-    A ``budget`` becomes ``train.max_minutes``, set-up included. With ``preset=auto``, or without a preset,
+    A ``budget`` becomes ``train.max_minutes``. With ``preset=auto``, or without a preset,
     ``choose_for_budget`` chooses what is not given; where there is none (several processes) a preset must be named.
     """
     typed = argv
@@ -87,7 +87,7 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
             raise UserError(f"preset=auto needs the time that the run may take: {spelled('train', budget='8h')}")
         return argv, None
     seconds = seconds_of(budget)
-    limits = [f"train.max_minutes={seconds / 60!r}", "train.minutes_of=process"]
+    limits = [f"train.max_minutes={seconds / 60!r}"]
     if preset not in (None, AUTO) or _says(argv, "init_from"):
         own = [word for word in argv if word != f"preset={AUTO}"]
         return [*limits, f"train.max_steps={NO_STEP_LIMIT}", *own], None
@@ -103,7 +103,7 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
 
 def with_run_directory(config: RunConfig) -> RunConfig:
     """``config`` with a name. Without one, the path of a checkpoint to resume from gives the run's directory."""
-    if config.name is None and config.resume not in ("auto", "never"):
+    if config.name is None and config.resume not in ("auto", RESHARD, "never"):
         checkpoint = Path(config.resume)
         checkpoint = checkpoint.resolve() if checkpoint.exists() else checkpoint  # runs/mine/best is a link to one
         if checkpoint.parent.name == "checkpoints":

@@ -185,7 +185,6 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.eval_every": every,
         "train.eval_blocks": chosen.validation_blocks,
         "train.checkpoint_every": every,
-        "train.log_every": max(1, min(10, steps // 200)),
     }
     if chosen.born_again:
         options |= {"distill.born_again": chosen.born_again, "distill.alpha": TEACHER_SHARE}

@@ -235,8 +235,8 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     from slm.train.environment import prepare
 
     # torch.compile would take longer than the measurement. Where there are no kernels, the true step is faster.
-    train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
-    environment = prepare(train, bits=train.kernel_bits(new=True))
+    train = replace(train, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
+    environment = prepare(train, bits=train.kernel_bits(new=True), compiles=False)
     began = perf_counter()  # the kernels, which are built here the first time, are needed anyway
     timings: list[Timing] = []
     computed = elapsed = 0.0

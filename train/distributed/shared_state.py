@@ -160,7 +160,7 @@ def own_loader_state(ranks: Ranks, state: dict[str, Any], *, reshard: bool) -> d
     if not reshard:
         raise UserError(
             f"the run was saved by {len(states)} processes and cannot go on exactly with {ranks.size}: use as many "
-            f"(NPROC={len(states)}), or train.reshard=true, which reads the text from its beginning again"
+            f"(NPROC={len(states)}), or resume=reshard, which reads the text from its beginning again"
         )
     return None
 

@@ -65,4 +65,4 @@ def adapter_line(trained: Trained, config: LoraConfig) -> str | None:
         return None
     count = sum(each.numel() for each in trained.parameters())
     names = ", ".join(trained.targets)
-    return f"LoRA: rank {config.rank}, alpha {config.resolved_alpha:g}: {count:,} parameters are trained, on {names}"
+    return f"LoRA: rank {config.rank}, alpha {config.alpha:g}: {count:,} parameters are trained, on {names}"

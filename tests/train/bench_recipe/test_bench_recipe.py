@@ -235,7 +235,7 @@ def test_the_score_is_all_nats_over_all_bytes(tmp_path):
 
 def test_minutes_that_end_before_set_up_are_one_line(tmp_path):
     """The words of a contender that failed are those of a real run that had no time left."""
-    asked = TrainConfig(max_steps=1, seq_len=32, micro_batch=4, max_minutes=0.1, minutes_of="process")
+    asked = TrainConfig(max_steps=1, seq_len=32, micro_batch=4, max_minutes=0.1)
     with pytest.raises(UserError) as caught:
         check_set_up(asked, setup=14.2)
     program = f"import sys; sys.exit('error: ' + {str(caught.value)!r})"

@@ -31,7 +31,7 @@ def model(tmp_path_factory) -> Path:
 
 def teacher_of(path: Path) -> GGUFTeacher:
     n_ids = base_tokenizer().vocab_size
-    return GGUFTeacher(path, seq_len=40, n_ids=n_ids, temperature=1.0, n_threads=1, eot_id=None)
+    return GGUFTeacher(path, seq_len=40, n_ids=n_ids, n_threads=1, eot_id=None)
 
 
 def test_logits_are_those_of_llama_cpp_to_the_bit(model):

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
 
 
 def named(path, tokenizer=None, **changes) -> Named:
-    options = {"temperature": 1.0, "eot_id": None, "short": True} | changes
+    options = {"eot_id": None, "short": True} | changes
     return Named(str(path), tokenizer or base_tokenizer(), TRAIN, PLAIN, **options)
 
 
@@ -41,10 +41,9 @@ def conversations() -> np.ndarray:
     return np.stack(blocks).astype(np.int32)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_a_gguf_says_what_its_checkpoint_says(folder, temperature):
+def test_a_gguf_says_what_its_checkpoint_says(folder):
     batch = split(conversations())
-    dense = [named(path, temperature=temperature).load() for path in (folder, folder / "model.gguf")]
+    dense = [named(path).load() for path in (folder, folder / "model.gguf")]
     scored = (batch.targets != -100).flatten()
     one, two = (each.targets(batch).probabilities(slice(0, scored.numel()))[scored] for each in dense)
     assert one.shape == (int(scored.sum()), base_tokenizer().vocab_size)
@@ -104,7 +103,6 @@ def test_other_tokens_are_refused_in_one_line(folder):
             base_tokenizer(),
             TrainConfig(max_steps=1, seq_len=10**6, micro_batch=1),
             PLAIN,
-            temperature=1.0,
             eot_id=None,
             short=False,
         )
