@@ -11,13 +11,13 @@ from time import perf_counter
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text, cache_home
-from slm.machine.fresh_process import DiedError, in_fresh_process
+from slm.machine.crashes import DiedError, in_fresh_process
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.runs import list_checkpoints, saved_config
 from slm.train.config import RunConfig
-from slm.train.model_shape import model_shape
+from slm.train.resolve import model_shape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 SPARE = 2

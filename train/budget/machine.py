@@ -18,7 +18,7 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text, cache_home, fingerprint
-from slm.machine.fresh_process import DiedError, in_fresh_process
+from slm.machine.crashes import DiedError, in_fresh_process
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig

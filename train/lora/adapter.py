@@ -26,7 +26,7 @@ from slm.model.layers.held import Values, computed
 from slm.model.snapshot import Computed, Rows
 from slm.model.transformer import LanguageModel
 from slm.train.config import ADAPTER_SCALE, LoraConfig
-from slm.train.optim.trained import Trained
+from slm.train.optim.interface import Trained
 
 TOLERANCE = 1e-3
 """How far merged weights may be from those of a checkpoint that another processor rounded."""

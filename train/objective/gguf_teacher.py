@@ -23,9 +23,8 @@ from slm.data.errors import UserError
 from slm.data.stream.loader import without_interrupts
 from slm.llama.verdict import crash_advice
 from slm.machine.crashes import CRASHES, ended_by
-from slm.train.objective.batch import Batch
+from slm.train.objective.batch import Batch, segments
 from slm.train.objective.sampled_softmax import Words
-from slm.train.objective.segments import segments
 from slm.train.objective.soft_targets import DenseTargets
 
 _PROGRAM = "slm.train.objective.gguf_child"

@@ -17,8 +17,8 @@ from slm.data.storage import atomic_write_text
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.evaluate.exam import own, questions
 from slm.evaluate.exam.answers import CheckpointAnswers
+from slm.evaluate.exam.own import ASKED_CHARS, SAID_CHARS, shortened
 from slm.evaluate.exam.questions import Question
-from slm.evaluate.exam.table import ASKED_CHARS, SAID_CHARS, shortened
 from slm.exported import shown as typed
 from slm.model.transformer import LanguageModel
 from slm.runs import QUESTIONS

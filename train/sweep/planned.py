@@ -11,8 +11,7 @@ from pathlib import Path
 from slm.configuration import assigned
 from slm.data.errors import UserError
 from slm.train.config import RunConfig
-from slm.train.model_shape import model_shape
-from slm.train.resolve import resolve
+from slm.train.resolve import model_shape, resolve
 from slm.train.sweep.config import SweepOptions
 from slm.train.sweep.grid import Grid, Point
 

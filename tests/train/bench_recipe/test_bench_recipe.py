@@ -17,6 +17,7 @@ from slm.data.errors import UserError
 from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_model
 from slm.train.bench_recipe import bench, hf_trainer
+from slm.train.bench_recipe.bench import score
 from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
 from slm.train.bench_recipe.contender import (
     Entry,
@@ -28,7 +29,6 @@ from slm.train.bench_recipe.contender import (
 )
 from slm.train.bench_recipe.nanochat import rehearsal_iterations, scaled_rates, step_seconds, steps_that_fit
 from slm.train.bench_recipe.ours import chosen
-from slm.train.bench_recipe.score import score
 from slm.train.bench_recipe.texts import check_unread, validation_documents
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.report.run_record import RunRecord

@@ -13,9 +13,8 @@ from slm.llama import verdict
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.llama.quantize import quantize
-from slm.train.objective.batch import split
+from slm.train.objective.batch import segments, split
 from slm.train.objective.gguf_teacher import GGUFTeacher, vocabulary
-from slm.train.objective.segments import segments
 from tests.helpers import broken_llama
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
 from tests.helpers.small_run import SmallRun, losses, write_corpus

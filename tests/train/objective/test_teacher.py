@@ -11,8 +11,7 @@ from slm.llama import random_model
 from slm.model.checkpoint import load_model
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
-from slm.train.objective.batch import split
-from slm.train.objective.segments import segments
+from slm.train.objective.batch import segments, split
 from slm.train.objective.teacher import Named, frozen_teacher
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
 
