@@ -1,4 +1,8 @@
-"""From the command line to the one configuration of a run. Nothing is written, and torch is not imported."""
+"""From the command line to the one configuration of a run, and to the shape of its model. Nothing is written, and torch
+is not imported.
+
+Tested in tests/train/test_resolve.py, tests/train/tools/test_plan.py.
+"""
 
 import os
 from collections.abc import Callable

@@ -1,6 +1,9 @@
-"""Words as documents are compared by: composed (NFC), in one case, without punctuation.
+"""What a text is made of: its words as documents are compared by, and filters by length, letters and script.
 
-Tested in tests/data/sources/test_duplicates.py.
+Words are composed (NFC), in one case, without punctuation. Letters and scripts are those of
+``slm.data.unicode_scripts``. A document without letters has no script.
+
+Tested in tests/data/sources/test_duplicates.py, tests/data/sources/test_filters.py.
 """
 
 import re

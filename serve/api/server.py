@@ -1,6 +1,6 @@
-"""Serves HTTP on a bound socket until a signal ends it.
+"""Serves HTTP on a bound socket until a signal ends it; behind a proxy with a path prefix, too.
 
-Tested in tests/serve/test_life.py.
+Tested in tests/serve/test_life.py, tests/serve/api/test_root_path.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The servers that ``slm.serve.bench`` measures: which there are, how each is started, and when it is ready."""
+"""The servers that ``slm.serve.bench`` measures: which there are, how each is started, and when it is ready; and
+where llama.cpp's command-line tools are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of one model since the server's start."""
+"""What is counted of one model since the server's start, durations in buckets as Prometheus takes them."""
 
 from __future__ import annotations
 

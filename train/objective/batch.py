@@ -1,8 +1,9 @@
-"""A micro-batch as the model takes it.
+"""A micro-batch as the model takes it, and its parts that see nothing of each other: conversations, documents, or whole
+sequences.
 
 Shape suffixes: B sequences of a micro-batch, T positions.
 
-Tested in tests/train/test_scored_tokens.py.
+Tested in tests/train/test_scored_tokens.py, tests/train/objective/test_teacher.py.
 """
 
 from dataclasses import dataclass

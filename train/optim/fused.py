@@ -4,6 +4,10 @@ Clipping, and the loss's mean over the scored tokens, multiply all gradients by 
 anyway: it multiplies them on its way. Where the training kernels run they compute both the update and the norm before
 it; elsewhere torch does.
 
+torch marks some methods of its optimizers as not to be compiled, and the first call of such a method imports the
+compiler, which takes seconds at the start of every run. Nothing here compiles an optimizer, so the methods are used as
+they were before they were marked.
+
 Tested in tests/train/optim/test_fused.py.
 """
 

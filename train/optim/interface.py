@@ -1,6 +1,8 @@
 """What training needs of a model's parameters and of an optimizer.
 
-Tested in tests/train/optim/test_state.py.
+Here the parameters are the model's own; ``train/lora/adapter.py`` has those of an adapter.
+
+Tested in tests/train/optim/test_state.py, tests/train/test_resume.py.
 """
 
 from collections.abc import Iterator

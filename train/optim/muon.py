@@ -5,6 +5,9 @@ alike. Two refinements: NorMuon's second moment (Li et al. 2025, arXiv 2510.0549
 update, and cautious weight decay (Chen et al. 2025, arXiv 2510.12402), which shrinks a weight only where the update
 does not pull it the other way.
 
+Matrix products alone find that matrix: for G = U S V^T, Newton-Schulz iterations x -> a x + b x^3 + c x^5 of the
+singular values come near U V^T, with the polynomials of Polar Express (Amsel et al. 2025, arXiv 2505.16932).
+
 ``torch.optim.Muon`` computes in bf16, which is slow without the processor's help, and takes one matrix at a time.
 
 Shape suffixes: N matrices of one shape, M rows, K columns.

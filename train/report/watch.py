@@ -1,5 +1,7 @@
 """``python -m slm.train.report.watch``: follow a run from another terminal.
 
+``watch.json=true`` prints all that is known of it as plain values for programs.
+
 It only reads the run's files, so it can be started and left at any time, as often as one likes.
 """
 

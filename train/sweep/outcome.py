@@ -1,4 +1,9 @@
-"""What a run of a sweep has come to, read from its directory."""
+"""What a run of a sweep has come to, read from its directory, and which settings go on after a rung.
+
+That is successive halving (Jamieson and Talwalkar 2016) by validation loss.
+
+Tested in tests/train/sweep/test_outcome.py, tests/train/sweep/test_halving.py.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,7 @@
 """What every source of draft tokens does, and the one that the configuration asks for.
 
+How long forward passes take is measured here, too: the planner decides by it how many draft tokens pay.
+
 Tested in tests/serve/engine/spec_decode/test_ngram.py, tests/serve/engine/spec_decode/test_draft_model.py.
 """
 
