@@ -129,3 +129,12 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def _own_tally():
+    """Each test counts its bad records alone: a worker process begins with those that its parent has counted."""
+    from slm.data.bad_records import TALLY
+
+    with TALLY.apart():
+        yield

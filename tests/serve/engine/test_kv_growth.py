@@ -1,5 +1,7 @@
 """Slots grow with what is written into them: texts and cached prefixes stay what they are."""
 
+import threading
+
 import pytest
 
 from slm.llama.errors import LlamaError
@@ -111,9 +113,21 @@ def test_without_memory_only_what_is_too_long_fails(path, monkeypatch, expected)
     engine.close()
 
 
-def test_an_engine_that_ends_while_longer_slots_are_made(path):
+def test_an_engine_that_ends_while_longer_slots_are_made(path, monkeypatch):
     engine = make(path)
+    at_work, go_on = threading.Event(), threading.Event()
+    made = engine._runner._growth._make
+
+    def slowly(length):
+        at_work.set()
+        assert go_on.wait(60)
+        return made(length)
+
+    monkeypatch.setattr(engine._runner._growth, "_make", slowly)
     engine.handle(asked("long", 1200))
     engine.step()
-    assert engine._runner._growth._longer is not None
+    assert at_work.wait(60)
+    assert not engine._runner._growth._longer.done()
+    threading.Timer(0.2, go_on.set).start()
     engine.close()
+    assert engine._runner._growth._longer is None

@@ -44,6 +44,28 @@ def take(made: dict[str, LowRank]) -> list[torch.Tensor]:
     return found
 
 
+def merged_by_kernels(shape: str, made: dict[str, LowRank], kernels, ids, targets) -> list[torch.Tensor]:
+    """The same gradients by the same kernels, through dW of W + scale * B A."""
+    model = new_model(**SHAPES[shape])
+    with torch.no_grad():
+        for name, each in made.items():
+            model.get_parameter(name).add_(each.scale * each.b @ each.a)
+    Fused(model, kernels).loss_and_gradients(ids, targets)
+    found = []
+    for name, each in made.items():
+        gradient = model.get_parameter(name).grad
+        found += [each.scale * each.b.detach().T @ gradient, each.scale * gradient @ each.a.detach().T]
+    return found
+
+
+def norm(gradients: list[torch.Tensor]) -> float:
+    return torch.cat([each.flatten() for each in gradients]).norm().item()
+
+
+def differences(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [a - b for a, b in zip(found, wanted, strict=True)]
+
+
 ALL = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), 4)
 LFM2 = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"), 4)
 SOME = {"k_proj": 3, "up_proj": 5, "down_proj": 33}
@@ -54,19 +76,29 @@ SOME = {"k_proj": 3, "up_proj": 5, "down_proj": 33}
     ("shape", "ranks"), [("grouped", ALL), ("grouped", SOME), ("biases", ALL), ("gemma3", ALL), ("lfm2", LFM2)]
 )
 def test_loss_and_gradients_are_those_of_merged_weights(shape, ranks, name):
+    """Kernels that round to 16 or 8 bits are as far from f32 as they are with merged weights: all gradients together at
+    most 1.35 times (one rounding more, of x A^T), and each at most twice."""
     kernels = kernels_for_test(name)
     model = new_model(**SHAPES[shape])
     made = adapters(model, ranks)
     ids, targets = batch(2, 33)
     loss, wanted = merged_way(model, made, ids, targets)
     bits = VARIANTS[name].bits if kernels.dtype == torch.float32 else 8
-    near = {32: 2e-5, 16: 2e-3, 8: 0.06}[bits]
-    size = torch.stack([each.norm() for each in wanted]).norm()
+    near = {32: 2e-5, 16: 2e-3, 8: 0.01}[bits]
+    size = norm(wanted)
+    if bits == 8:
+        merged = differences(merged_by_kernels(shape, made, kernels, ids, targets), wanted)
     for recompute in ("none", "mlp", "layer"):
         fused = Fused(model, kernels, recompute=recompute, keep_packed=recompute == "none")
         assert fused.loss_and_gradients(ids, targets) == pytest.approx(loss, rel=near)
-        for found, expected in zip(take(made), wanted, strict=True):
-            assert (found - expected).norm() < near * expected.norm() + 0.03 * near * size
+        apart = differences(take(made), wanted)
+        if bits == 8:
+            assert norm(apart) < 1.35 * norm(merged)
+            for found, theirs in zip(apart, merged, strict=True):
+                assert found.norm() < 2 * theirs.norm() + 1e-5 * size
+        else:
+            for found, expected in zip(apart, wanted, strict=True):
+                assert found.norm() < near * expected.norm() + 0.03 * near * size
         assert all(parameter.grad is None for parameter in model.parameters())
     assert fused.losses(ids, targets).mean().item() == pytest.approx(loss, rel=near)
 
