@@ -10,9 +10,9 @@ from torch import nn
 
 from slm.kernels.native import Kernels
 from slm.train.config import MUON_MOMENTUM, NS_STEPS, OptimConfig
-from slm.train.optim.fused import AdamW
 from slm.train.optim.interface import Parameters
 from slm.train.optim.muon import Muon
+from slm.train.optim.plain import AdamW
 
 
 def make_optimizer(

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from slm.kernels.native import Kernels
-from slm.train.optim.fused import NO_FACTORS, Optimizer, adamw_step, scale
+from slm.train.optim.fused import NO_FACTORS, adamw_step, scale
+from slm.train.optim.plain import Optimizer
 
 POLYNOMIALS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),

@@ -15,7 +15,7 @@ from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.model_runner import ModelRunner
 from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
-from slm.serve.engine.spec_decode.proposer import measure_step_cost
+from slm.serve.engine.spec_decode.step_cost import measure_step_cost
 
 _MATCH = 8
 """The class of ``Acceptance`` in which a draft model's tokens are counted."""

@@ -1,49 +1,21 @@
 """What every source of draft tokens does, and the one that the configuration asks for.
 
-How long forward passes take is measured here, too: the planner decides by it how many draft tokens pay.
-
 Tested in tests/serve/engine/spec_decode/test_ngram.py, tests/serve/engine/spec_decode/test_draft_model.py.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
-from slm.data.errors import UserError
-from slm.llama.context import Batch, Context
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.model_runner import ModelRunner
 from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.spec_decode.draft_model import DraftModelProposer
 from slm.serve.engine.spec_decode.ngram import NgramProposer
-from slm.serve.engine.spec_decode.planner import Planner, StepCost
-
-_MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
-"""Matrix kernels take rows by fours or sixteens, so one row less can cost more."""
-
-
-def measure_step_cost(context: Context, batch: Batch) -> StepCost:
-    """How long passes of different numbers of rows take; clears the cache. Raises ``UserError`` for a model whose cache
-    cannot take back tokens."""
-    if not context.model.keeps_cells:
-        raise UserError(f"the cache of {context.model.path} cannot take back tokens; use serve.speculate=none")
-    seconds: dict[int, float] = {}
-    # In rounds: a moment in which the machine is busy with something else must not spoil all measurements of a size.
-    for _ in range(3):
-        for n in _MEASURED_ROWS:
-            if n > batch.capacity:
-                break
-            batch.clear()
-            batch.extend([0] * n, 0, 0, True, every=True)
-            began = time.perf_counter()
-            context.decode(batch)
-            took = time.perf_counter() - began
-            seconds[n] = min(took, seconds.get(n, took))
-            context.clear()
-    return StepCost(tuple(seconds), tuple(seconds.values()))
+from slm.serve.engine.spec_decode.planner import Planner
+from slm.serve.engine.spec_decode.step_cost import measure_step_cost
 
 
 class Proposer(Protocol):

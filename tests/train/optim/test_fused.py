@@ -7,8 +7,9 @@ import torch
 
 from slm.kernels.native import VARIANTS
 from slm.train.config import OptimConfig
-from slm.train.optim.fused import AdamW, gradient_norm, update
+from slm.train.optim.fused import gradient_norm, update
 from slm.train.optim.make import make_optimizer
+from slm.train.optim.plain import AdamW
 from tests.helpers.kernels import NAMES, kernels_for_test
 
 SIZES = (64, 16 * 1024 + 32, 3 * 512)

@@ -1,6 +1,6 @@
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.model_runner import ModelRunner
-from slm.serve.engine.spec_decode.proposer import measure_step_cost
+from slm.serve.engine.spec_decode.step_cost import measure_step_cost
 
 
 def test_the_cost_is_measured(tiny_path):
