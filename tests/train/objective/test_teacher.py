@@ -70,7 +70,7 @@ def test_documents_that_do_not_see_each_other_are_apart_for_the_teacher_too(fold
     eot = base_tokenizer().eot_id
     block = np.array([[5, 6, eot, 7, 8, 9, 10, 11]], dtype=np.int32)
     teachers = [
-        frozen_teacher(model, PLAIN, 500, 1.0, eot),
+        frozen_teacher(model, PLAIN, 500, eot),
         named(folder / "model.gguf", eot_id=eot).load(),
     ]
     with torch.no_grad():
