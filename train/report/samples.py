@@ -5,7 +5,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 SAMPLE_TOKENS = 96
-"""Of a text sample."""
+"""The length of a text sample."""
 SAMPLE_TEMPERATURE = 0.8
 """At which a run's samples are drawn."""
 SAMPLES = "samples.md"

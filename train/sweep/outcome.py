@@ -1,6 +1,6 @@
 """What a run of a sweep has come to, read from its directory, and which settings go on after a rung.
 
-That is successive halving (Jamieson and Talwalkar 2016) by validation loss.
+The rule is successive halving (Jamieson and Talwalkar 2016) by validation loss.
 
 Tested in tests/train/sweep/test_outcome.py, tests/train/sweep/test_halving.py.
 """
