@@ -250,7 +250,7 @@ def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
 def test_a_hangup_of_one_rank_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
     """Every rank decides by rank 0's time: one that saved at another step than the others would wait for ever."""
     root = tmp_path / "runs" / "often"
-    often = words("often", TWO, "train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
+    often = words("often", TWO, "train.max_steps=500", "train.eval_every=4000", "train.checkpoint_every=4000")
     process = two(often, prepare=functools.partial(train_faults.save_often, 0.06, fork_ranks))
     wait_for_steps(root, 20, process)
     os.kill(ranks_of(process)[-1], signal.SIGHUP)
@@ -267,7 +267,7 @@ def test_after_a_killed_process_the_run_goes_on_by_itself_and_a_signal_to_the_la
     root, temporary = tmp_path / "runs" / "killed", tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    process = two(words("killed", TWO, "train.max_steps=600", "train.eval_every=600"))
+    process = two(words("killed", TWO, "train.max_steps=500", "train.eval_every=500"))
     wait_for_steps(root, 5, process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     wait_for_steps(root, 40, process)  # the records of what is computed again are dropped first
@@ -360,7 +360,7 @@ def on(hosts, index: int, arguments: list[str]) -> subprocess.Popen:
 def test_two_machines_compute_what_one_does_and_a_signal_on_one_stops_both(hosts, pair, words, tmp_path):
     """The machine named by main= keeps the run, whatever torchrun's order; the other needs none of its files."""
     folders = (tmp_path / "a", tmp_path / "b")
-    long = ("train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
+    long = ("train.max_steps=500", "train.eval_every=4000", "train.checkpoint_every=4000")
     processes = [on(hosts, index, words("stopped", TWO, *long, runs=folder)) for index, folder in enumerate(folders)]
     root = folders[0] / "runs" / "stopped"
     wait_for_steps(root, 3, processes[0])
