@@ -42,7 +42,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("minutes", "max_minutes"), ("minutes", "train.max_minutes")),
     **dict.fromkeys(("time", "hours", "duration", "max_time", "BUDGET"), ("budget",)),
     **dict.fromkeys(("lora", "lora_r", "lora_rank", "adapter", "use_lora", "qlora", "r"), ("tune.lora", "lora.rank")),
-    **dict.fromkeys(("lora_alpha",), ("lora.alpha",)),
     **dict.fromkeys(("target_modules", "lora_targets"), ("lora.targets",)),
     **dict.fromkeys(
         ("seq_length", "sequence_length", "max_seq_length", "max_seq_len", "max_length", "block_size", "cutoff_len"),
@@ -71,7 +70,6 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("optimizer", "optimiser"), ("optim",)),
     **dict.fromkeys(("save_steps", "save_every", "save_interval"), ("train.checkpoint_every",)),
     **dict.fromkeys(("eval_steps", "eval_interval", "val_every"), ("train.eval_every",)),
-    **dict.fromkeys(("logging_steps", "log_interval"), ("train.log_every",)),
     **dict.fromkeys(("save_total_limit",), ("train.keep_last",)),
     **dict.fromkeys(("early_stopping", "early_stopping_patience"), ("train.patience",)),
     **dict.fromkeys(("resume_from_checkpoint", "resume_from"), ("resume",)),

@@ -50,7 +50,7 @@ ORDER = {
         *("backward", "fused", "self_check", "choice"),
     ),
     "train": (
-        *("phases", "config", "resolve", "model_shape", "run_lock", "guards", "interrupt", "predict", "optim"),
+        *("phases", "config", "resolve", "run_lock", "guards", "interrupt", "predict", "optim"),
         *("qat", "memory", "environment", "report", "run", "backend", "distributed", "lora", "objective", "step"),
         *(
             "validation",

@@ -47,7 +47,6 @@ def stories(command, tmp_path_factory) -> Path:
         "train.max_steps=60",
         "train.seq_len=128",
         "train.micro_batch=12",
-        "train.compile=false",
         "train.eval_every=60",
         "train.eval_blocks=8",
         "tokenizer.sample_bytes=500000",

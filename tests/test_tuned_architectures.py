@@ -28,7 +28,7 @@ SHAPE = {
 }  # fmt: skip
 OPTIONS = (
     *QUICK,
-    "train.sample_tokens=4",
+    "train.sample_prompts=[]",
     *("train.seq_len=64", "train.micro_batch=8", "train.max_steps=60", "train.eval_every=60", "train.eval_blocks=8"),
     *("optim.lr=1e-2", "optim.warmup_steps=5", "data.shuffle_buffer=0", "data.max_epochs=null", "name=mine"),
 )

@@ -11,13 +11,13 @@ from time import perf_counter
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text, cache_home
-from slm.machine.fresh_process import DiedError, in_fresh_process
+from slm.machine.crashes import DiedError, in_fresh_process
 from slm.machine.memory import available_bytes
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.runs import list_checkpoints, saved_config
 from slm.train.config import RunConfig
-from slm.train.model_shape import model_shape
+from slm.train.resolve import model_shape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 SPARE = 2
@@ -76,7 +76,7 @@ def _best(config: RunConfig, sequences: int) -> int:
     machine = machine_record()
     shape = dict(vars(model_shape(config)))
     train = config.train
-    choices = (train.threads, train.precision, train.kernels, train.compile, train.gradient_checkpointing)
+    choices = (train.threads, train.precision, train.kernels, train.gradient_checkpointing)
     software = (machine["versions"].get("torch"), sources_fingerprint())
     facts = [machine["cpu"], machine["cores"], software, shape, train.seq_len, sequences, *choices]
     key = json.dumps(facts, sort_keys=True, default=str)

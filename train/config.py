@@ -16,6 +16,8 @@ from slm.train.phases import Phase, check_phases
 
 VOCAB_MULTIPLE = 64
 """The embedding's rows are padded up to a multiple of this."""
+HEAD_DIM = 64
+"""The width of a new model's heads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +29,15 @@ class ModelSpec:
     d_model: int
     n_heads: int
     n_kv_heads: int
-    head_dim: int
     ffn_dim: int
-    conv_layers: tuple[bool, ...] = ()
-    """lfm2: which layers have a short convolution in place of attention; empty: the first of every two."""
-    rope_theta: float = 10_000.0
     tie_embeddings: bool = True
 
     def model_config(self, *, vocab_size: int, seq_len: int, eos_id: int | None) -> ModelConfig:
         """The model for a tokenizer of ``vocab_size`` ids. UserError for widths that K-quants cannot hold."""
         padded = -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-        config = ModelConfig(**vars(self), vocab_size=padded, seq_len=seq_len, bos_id=eos_id, eos_id=eos_id)
+        config = ModelConfig(
+            **vars(self), head_dim=HEAD_DIM, vocab_size=padded, seq_len=seq_len, bos_id=eos_id, eos_id=eos_id
+        )
         config.check_widths()
         config.check_runs_in_llama_cpp()
         return config
@@ -133,6 +133,8 @@ class OptimConfig:
             raise UserError("optim.schedule=range_test needs an optim.min_lr_ratio between 0 and 1, as 0.03")
 
 
+EAGER = "eager"
+"""``train.kernels``: neither kernels nor torch.compile."""
 INTEGER_BITS = {"int16": 16, "int8": 8}
 """Of a product's integers, by ``train.precision``."""
 
@@ -144,10 +146,9 @@ class TrainConfig:
     max_steps: int
     """Optimizer steps."""
     max_minutes: float | None = None
-    """Time after which the run ends, minutes; the learning rate then decays with time too."""
-    minutes_of: Literal["training", "process"] = "training"
-    """What ``max_minutes`` counts: training alone, or all from the process's start to its end: set-up (of every start
-    of the run), and the last validation and checkpoint, too. Time asleep or between two starts never counts."""
+    """Time that the run may take, minutes, from the process's start to its end: set-up (of every start of the run), and
+    the last validation and checkpoint, too. Time asleep or between two starts never counts. The learning rate then
+    decays with time, too."""
     seq_len: int
     """Tokens per sequence."""
     micro_batch: int
@@ -161,8 +162,7 @@ class TrainConfig:
     eval_blocks: int = 64
     """Validation sequences of seq_len tokens."""
     checkpoint_every: int = 500
-    checkpoint_minutes: float | None = 15.0
-    """A checkpoint is due after this much training time, too, minutes; None or 0: after ``checkpoint_every`` only."""
+    """Optimizer steps; a checkpoint is due after some minutes without one, too (``loop/saving.py``)."""
     keep_last: int = 3
     """The newest checkpoints kept; the one with the lowest validation loss is kept in addition."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
@@ -172,22 +172,19 @@ class TrainConfig:
     of the second run count."""
     spike_factor: float | None = None
     """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
-    log_every: int = 10
     seed: int = 1234
     precision: Literal["auto", "bf16", "f32", "int16", "int8"] = "auto"
     """The number format of activations: bf16 where this machine multiplies faster in it, else f32 (``auto``). With
     ``int16`` and ``int8`` they are f32, and products are of integers of so many bits."""
-    compile: bool = True
-    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", True, False] = "auto"
-    """The hand-written training kernels: the fastest ones of this processor (``auto``, true), those for one instruction
-    set, or none (false). A model whose widths they cannot take trains without them. ``auto`` takes products of integers
-    where they are faster and ``kernel_bits`` allows; kernels named here only with ``precision``."""
+    kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", "eager", True, False] = "auto"
+    """The hand-written training kernels: the fastest ones of this processor (``auto``, true), or those for one
+    instruction set. A model whose widths they cannot take trains without them. ``auto`` takes products of integers
+    where they are faster and ``kernel_bits`` allows; kernels named here only with ``precision``. Without kernels layers
+    and loss are compiled by torch.compile (false), or not at all (``eager``)."""
     gradient_checkpointing: bool | Literal["mlp"] = False
     """Activations that the backward pass recomputes: none, those of whole layers (true), or of gate and up (mlp)."""
     mask_documents: bool = False
     """Documents in one sequence do not attend to each other."""
-    check_export: bool = True
-    """Before a new run with a tokenizer from elsewhere, ask whether export will take it and its chat template."""
     workers: int = 1
     """Processes that read and tokenize ahead of training; 0: the training process does it."""
     threads: int = 0
@@ -196,8 +193,6 @@ class TrainConfig:
     """Several processes: each holds the optimizer state of its share of the parameters only (ZeRO-1)."""
     reduce: Literal["f32", "bf16"] = "f32"
     """Several processes: the number format in which gradients are sent and summed."""
-    reshard: bool = False
-    """Resume with another number of processes; the text is then read from its beginning again."""
     qat: Literal["q4_0", "q8_0", "iq4_nl", "q4_k", "q3_k", "tq2_0"] | None = None
     """Quantization-aware training: the last part of the run computes with the weights that a file of this type will
     hold; None: the whole run computes with unquantized ones."""
@@ -211,24 +206,14 @@ class TrainConfig:
     """At the end of the run, draw the head's rows of rare words towards their frequency, and all of it as far as
     held-out text says. For a new model with an untied head that reads plain text; others are not calibrated."""
     sample_prompts: tuple[str, ...] = ("Once upon a time",)
-    sample_tokens: int = 96
-    sample_questions: int = 0
-    """Questions of held-out conversations whose expected and given answers are shown before the first step, at
-    validations and at the end; 0: none. ``make tune`` asks 3."""
+    """What the model continues at validations."""
 
     def __post_init__(self) -> None:
         at_least_one = ("max_steps", "seq_len", "micro_batch", "grad_accum", "eval_every", "eval_blocks")
-        for name in (*at_least_one, "checkpoint_every", "keep_last", "log_every"):
+        for name in (*at_least_one, "checkpoint_every", "keep_last"):
             if getattr(self, name) < 1:
                 raise UserError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        not_negative = (
-            "workers",
-            "threads",
-            "sample_tokens",
-            "sample_questions",
-            "patience",
-        )
-        for name in (*not_negative, "sampled_softmax"):
+        for name in ("workers", "threads", "patience", "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
         if self.pack_tokens is not None and not 1 <= self.pack_tokens <= self.seq_len:
@@ -244,10 +229,6 @@ class TrainConfig:
         check_phases(self.phases, self.seq_len)
         if self.spike_factor is not None and self.spike_factor <= 1:
             raise UserError(f"train.spike_factor must be above 1, for example 1.5, not {self.spike_factor}")
-        if self.checkpoint_minutes is not None and not 0 <= self.checkpoint_minutes < math.inf:
-            raise UserError(
-                f"train.checkpoint_minutes must be a number of minutes, or 0 for none, not {self.checkpoint_minutes}"
-            )
         if self.max_minutes is not None and self.max_minutes <= 0:
             raise UserError(f"train.max_minutes must be positive, not {self.max_minutes}")
 
@@ -294,14 +275,16 @@ class TrainConfig:
         return self.micro_batch * self.grad_accum * self.seq_len
 
 
+ADAPTER_SCALE = 2.0
+"""What an adapter's B A is multiplied by, whatever its rank."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """A low-rank adapter that is trained in place of the weights, which stay W + (alpha / rank) * B A."""
+    """A low-rank adapter that is trained in place of the weights, which stay W + 2 B A."""
 
     rank: int = 0
     """Inner width of B A; 0: no adapter, all weights are trained."""
-    alpha: float | None = None
-    """B A counts alpha / rank times; None: twice the rank."""
     targets: tuple[str, ...] = LINEAR_LAYERS
     """The linear layers that get an adapter, by their names in every block."""
     base_bits: int | None = None
@@ -313,8 +296,6 @@ class LoraConfig:
             raise UserError(f"lora.rank={self.rank} must be at least 1, for example 16, or 0 for no adapter")
         if self.base_bits not in (None, 4, 8, 32):
             raise UserError(f"lora.base_bits={self.base_bits} must be 4, 8 or 32, or null for what fits")
-        if self.alpha is not None and not 0 < self.alpha < math.inf:
-            raise UserError(f"lora.alpha={self.alpha} must be above 0, for example {2 * max(1, self.rank)}")
         known = {name for traits in TRAITS.values() for name in traits.linear_layers}
         if not known.issuperset(self.targets) or not self.targets or len(set(self.targets)) < len(self.targets):
             raise UserError(
@@ -335,13 +316,9 @@ class LoraConfig:
         return self.targets
 
     @property
-    def resolved_alpha(self) -> float:
-        return 2.0 * self.rank if self.alpha is None else float(self.alpha)
-
-    @property
-    def scale(self) -> float:
-        """What B A is multiplied by."""
-        return self.resolved_alpha / self.rank
+    def alpha(self) -> float:
+        """Twice the rank, as adapters' files name what B A is multiplied by: alpha / rank."""
+        return ADAPTER_SCALE * self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,22 +331,16 @@ class PreferenceConfig:
     beta: float = 0.1
     """``dpo``: what a nat of log-probability over the reference's counts as reward (larger: closer to the reference);
     ``orpo``: the weight of the odds ratio's loss next to the cross-entropy."""
-    label_smoothing: float = 0.0
-    """``dpo``: the share of pairs that are taken to be the wrong way round."""
     sft: float = 0.0
     """``dpo``: times the chosen answer's cross-entropy per token that is added."""
 
     def __post_init__(self) -> None:
         if not 0 < self.beta < math.inf:
             raise UserError(f"preference.beta={self.beta} must be above 0, for example 0.1")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise UserError(
-                f"preference.label_smoothing={self.label_smoothing} must be from 0 to below 0.5, for example 0.1"
-            )
         if not 0 <= self.sft < math.inf:
             raise UserError(f"preference.sft={self.sft} must be 0 or above, for example 0.2")
-        if self.loss != "dpo" and (self.label_smoothing or self.sft):
-            raise UserError("preference.label_smoothing and preference.sft are for preference.loss=dpo: leave them 0")
+        if self.loss != "dpo" and self.sft:
+            raise UserError(f"preference.sft={self.sft:g} is for preference.loss=dpo: leave it 0")
 
     @property
     def loss_unit(self) -> str:
@@ -390,9 +361,7 @@ class DistillConfig:
     """A run, a checkpoint, a Hugging Face model directory, a GGUF file, or ``self``: the model that the run starts
     from, as it is then; None: no teacher."""
     alpha: float = 0.9
-    """A token's loss is (1 - alpha) * cross-entropy + alpha * temperature^2 * KL(teacher || student)."""
-    temperature: float = 1.0
-    """What both models' logits are divided by in the second term."""
+    """A token's loss is (1 - alpha) * cross-entropy + alpha * KL(teacher || student)."""
     born_again: float = 0.0
     """Two runs by one command: the first takes this share of the steps and the time, and its model is the teacher of
     the second, which takes the rest; 0: one run."""
@@ -402,8 +371,6 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise UserError(f"distill.alpha={self.alpha} must be above 0 and at most 1, for example 0.9")
-        if not 0.1 <= self.temperature <= 100:
-            raise UserError(f"distill.temperature={self.temperature} must be from 0.1 to 100, for example 1 or 2")
         if not 0 <= self.born_again < 1:
             raise UserError(
                 f"distill.born_again={self.born_again} must be a share of the run below 1, for example 0.35, or 0"
@@ -412,6 +379,10 @@ class DistillConfig:
             raise UserError("distill.born_again makes a teacher of its own: leave it 0 with distill.teacher")
         if self.cache and not self.teacher:
             raise UserError("distill.cache keeps a teacher's predictions: name the teacher with distill.teacher=DIR")
+
+
+RESHARD = "reshard"
+"""``resume``: also where another number of processes goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,7 +398,8 @@ class RunConfig:
     """The name of the run and of its directory in ``runs_dir``; None: the preset's."""
     runs_dir: str = "runs"
     resume: str = "auto"
-    """``auto``, ``never``, or the path of a checkpoint of this run."""
+    """``auto``; ``reshard``: also with another number of processes, which read the text from its beginning again;
+    ``never``; or the path of a checkpoint of this run."""
     init_from: str | None = None
     """A run, a Hugging Face model directory or a name on the Hub, whose shape, tokenizer and weights a new run starts
     from. A resolved configuration has the model's directory here."""

@@ -12,7 +12,7 @@ from slm.kernels.choice import open_kernels
 from slm.kernels.native import VARIANTS, Kernels, Variant
 from slm.machine import hardware
 from slm.machine.cpp_build import torch_compile_lacks
-from slm.train.config import INTEGER_BITS, TrainConfig
+from slm.train.config import EAGER, INTEGER_BITS, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,22 @@ class Environment:
 
 
 def prepare(
-    config: TrainConfig, *, threads: int = 0, precision: str | None = None, bits: int | None = None
+    config: TrainConfig,
+    *,
+    threads: int = 0,
+    precision: str | None = None,
+    bits: int | None = None,
+    compiles: bool = True,
 ) -> Environment:
     """Set threads, allocator and caches for this process. Call it before the first large allocation.
 
     ``threads``: what this process takes where the configuration names no number; 0: every core it may use.
     ``precision`` takes the place of ``config.precision``, for example with rank 0's choice. ``bits``: the kernels that
     ``auto`` takes round the values of a product to integers of so many bits at least; the configuration's for a trained
-    model where none are given.
+    model where none are given. ``compiles``: whether torch.compile may be used.
     """
     notes = []
+    compiles = compiles and config.kernels != EAGER
     hardware.keep_freed_memory()
     threads = config.threads or threads or hardware.compute_threads()
     torch.set_num_threads(threads)
@@ -54,25 +60,24 @@ def prepare(
         precision, measured = (named.precision, "") if named else number_format(config)
         notes.append(measured)
     kernels, note = None, ""
-    if config.kernels:
+    if config.kernels not in (False, EAGER):
         bits = bits or config.kernel_bits(new=False)
         kernels, note = open_kernels(named.name if named else True, "bf16" if precision == "bf16" else "f32", bits=bits)
     if kernels is not None:
         return Environment(
             threads=threads,
             precision=precision,
-            compile=config.compile and torch_compile_lacks() is None,
+            compile=compiles and torch_compile_lacks() is None,
             notes=tuple(filter(None, (*notes, note))),
             kernels=kernels,
         )
     notes.append(note)
-    use_compile = config.compile
-    if use_compile and (lack := torch_compile_lacks()):
-        use_compile = False
+    if compiles and (lack := torch_compile_lacks()):
+        compiles = False
         notes.append(f"training runs uncompiled, more slowly: {lack}")
-    elif use_compile:
+    elif compiles:
         notes.append(f"torch.compile: the first steps wait for the compiler; kept in {cache} for the next run")
-    return Environment(threads=threads, precision=precision, compile=use_compile, notes=tuple(filter(None, notes)))
+    return Environment(threads=threads, precision=precision, compile=compiles, notes=tuple(filter(None, notes)))
 
 
 def number_format(config: TrainConfig) -> tuple[str, str]:
@@ -92,12 +97,13 @@ def _named_variant(config: TrainConfig) -> Variant | None:
     UserError where the two disagree, and where this machine cannot run what they name.
     """
     kernels, bits = config.kernels, INTEGER_BITS.get(config.precision, 32)
-    if kernels in ("auto", True, False):
+    if kernels in ("auto", True, False, EAGER):
         if bits == 32:
             return None
-        if kernels is False:
+        if kernels in (False, EAGER):
             raise UserError(
-                f"train.precision={config.precision} is computed by the training kernels: leave train.kernels=false out"
+                f"train.precision={config.precision} is computed by the training kernels: leave "
+                f"train.kernels={EAGER if kernels else 'false'} out"
             )
         here = platform.machine()
         found = [each for each in VARIANTS.values() if each.bits == bits and each.machine == here]

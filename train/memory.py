@@ -11,7 +11,7 @@ from slm.data.errors import UserError
 from slm.kernels.column_squares import products_bytes
 from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
-from slm.train.config import TrainConfig
+from slm.train.config import EAGER, TrainConfig
 from slm.train.qat.fake_quant import UNWEIGHTED
 
 GIB = 2**30
@@ -50,7 +50,9 @@ def check_memory(
             f"{free / GIB:.1f} GiB of memory are available: take a smaller model, or free some memory"
         )
     if state + attention > free:
-        ways = advice(config) if config.kernels else f"the training kernels (train.kernels=auto), {advice(config)}"
+        ways = advice(config)
+        if config.kernels in (False, EAGER):
+            ways = f"the training kernels (train.kernels=auto), {ways}"
         raise UserError(
             f"without the training kernels attention over train.seq_len={config.seq_len:,} needs "
             f"{attention / GIB:,.1f} GiB, which grow with its square, but {free / GIB:.1f} GiB of memory are "

@@ -19,8 +19,7 @@ from slm.train.distributed.ranks import Ranks
 from slm.train.environment import Environment
 from slm.train.interrupt import Interrupt
 from slm.train.objective.objective import Objective
-from slm.train.optim.interface import Optimizer
-from slm.train.optim.trained import Trained
+from slm.train.optim.interface import Optimizer, Trained
 from slm.train.run.checkpointer import Checkpointer
 from slm.train.run.questions import RunQuestions
 from slm.train.run.run_log import RunLog

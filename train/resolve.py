@@ -1,4 +1,8 @@
-"""From the command line to the one configuration of a run. Nothing is written, and torch is not imported."""
+"""From the command line to the one configuration of a run, and to the shape of its model. Nothing is written, and torch
+is not imported.
+
+Tested in tests/train/test_resolve.py, tests/train/tools/test_plan.py.
+"""
 
 import os
 from collections.abc import Callable
@@ -14,8 +18,9 @@ from slm.data.errors import UserError, nearest
 from slm.data.sources.prepared import manifest
 from slm.durations import seconds_of
 from slm.hub import models
+from slm.model.config import ModelConfig
 from slm.options import choices
-from slm.train.config import RunConfig
+from slm.train.config import RESHARD, RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 AUTO = "auto"
@@ -47,7 +52,7 @@ def resolve(
     directory. For ``train.micro_batch=auto`` ``choose_micro_batch`` divides an optimizer step's sequences into passes;
     it is given the configuration without that option.
 
-    A ``budget`` becomes ``train.max_minutes``, set-up included. With ``preset=auto``, or without a preset,
+    A ``budget`` becomes ``train.max_minutes``. With ``preset=auto``, or without a preset,
     ``choose_for_budget`` chooses what is not given; where there is none (several processes) a preset must be named.
     """
     typed = argv
@@ -87,7 +92,7 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
             raise UserError(f"preset=auto needs the time that the run may take: {spelled('train', budget='8h')}")
         return argv, None
     seconds = seconds_of(budget)
-    limits = [f"train.max_minutes={seconds / 60!r}", "train.minutes_of=process"]
+    limits = [f"train.max_minutes={seconds / 60!r}"]
     if preset not in (None, AUTO) or _says(argv, "init_from"):
         own = [word for word in argv if word != f"preset={AUTO}"]
         return [*limits, f"train.max_steps={NO_STEP_LIMIT}", *own], None
@@ -103,7 +108,7 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
 
 def with_run_directory(config: RunConfig) -> RunConfig:
     """``config`` with a name. Without one, the path of a checkpoint to resume from gives the run's directory."""
-    if config.name is None and config.resume not in ("auto", "never"):
+    if config.name is None and config.resume not in ("auto", RESHARD, "never"):
         checkpoint = Path(config.resume)
         checkpoint = checkpoint.resolve() if checkpoint.exists() else checkpoint  # runs/mine/best is a link to one
         if checkpoint.parent.name == "checkpoints":
@@ -151,3 +156,30 @@ def _check(config: RunConfig) -> None:
         raise UserError("distill.teacher=self is the model that the run starts from: name it with init_from=DIR")
     if config.preset not in choices("preset"):
         raise UserError(f"there is no preset {config.preset!r}; {nearest(config.preset, choices('preset'))}")
+
+
+TIKTOKEN_IDS = {"gpt2": 50_257, "r50k_base": 50_257, "p50k_base": 50_281, "cl100k_base": 100_277, "o200k_base": 200_019}
+
+
+def model_shape(config: RunConfig) -> ModelConfig:
+    """The model of a configuration before its tokenizer exists: the settings give the vocabulary's size, or the model
+    that the run starts from gives all.
+
+    A tokenizer that is neither trained here nor listed in ``TIKTOKEN_IDS`` is loaded to count its ids.
+    """
+    if config.init_from:
+        from slm.hub.models import directory
+        from slm.model.checkpoint import load_config
+
+        return replace(load_config(directory(config.init_from)), seq_len=config.train.seq_len)
+    tokenizer = with_corpus_tokenizer(config).tokenizer
+    if tokenizer.trained:
+        ids = tokenizer.vocab_size
+    elif tokenizer.kind == "tiktoken" and tokenizer.name in TIKTOKEN_IDS:
+        ids = TIKTOKEN_IDS[tokenizer.name]
+    else:
+        from slm.data.tokenizers.make import load_tokenizer, make_tokenizer
+
+        path = Path(tokenizer.path) if tokenizer.path else None
+        ids = (load_tokenizer(path) if path else make_tokenizer(tokenizer, lambda: iter(()))).vocab_size
+    return config.model.model_config(vocab_size=ids, seq_len=config.train.seq_len, eos_id=None)

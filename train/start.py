@@ -31,7 +31,7 @@ from slm.train.lora.base import adapter_line, make_trained
 from slm.train.memory import resource_errors
 from slm.train.objective.make import make_objective, objective_line
 from slm.train.objective.objective import Objective
-from slm.train.optim.trained import Trained
+from slm.train.optim.interface import Trained
 from slm.train.parts import Parts
 from slm.train.run import questions
 from slm.train.run.checkpointer import Checkpointer

@@ -13,6 +13,7 @@ import numpy as np
 from slm.data.stream.loader import EndOfTextError
 from slm.report import duration
 from slm.train.components.component import Component, Step
+from slm.train.config import RESHARD
 from slm.train.distributed.shared_state import synchronized_batches
 from slm.train.guards import NonFiniteError, Skips
 from slm.train.interrupt import StoppedError, Watcher, signal_name
@@ -70,7 +71,7 @@ class Trainer:
                     run.log.close()
                     run.loader.close()
         if run.ranks.main and run.interrupt and saved:
-            how = "the same command" if run.config.resume == "auto" else "the same command with resume=auto"
+            how = "the same command" if run.config.resume in ("auto", RESHARD) else "the same command with resume=auto"
             print(f"stopped at step {run.state.step:,}; {how} goes on from there")
         return run.interrupt.exit_code
 

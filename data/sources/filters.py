@@ -12,10 +12,10 @@ from slm.data.chat.formats import from_document, plain_text, to_document
 from slm.data.config import FILTERS, SourceConfig
 from slm.data.errors import UserError
 from slm.data.quality import blocked, c4, language, own, personal
-from slm.data.quality.characters import by_characters
 from slm.data.quality.contamination import LONG, Contamination
 from slm.data.quality.repetition import VERSION as RULES_VERSION
 from slm.data.quality.repetition import Rules, broken_rule
+from slm.data.quality.words import by_characters
 from slm.data.readers.reader import url_of
 from slm.data.sources import files
 from slm.data.sources.compressed import open_binary

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from slm.serve.pool.histogram import Histogram
+from slm.serve.pool.counters import Histogram
 from slm.serve.pool.model_pool import Loaded, Pool, Served
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

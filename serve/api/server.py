@@ -1,6 +1,6 @@
-"""Serves HTTP on a bound socket until a signal ends it.
+"""Serves HTTP on a bound socket until a signal ends it; behind a proxy with a path prefix, too.
 
-Tested in tests/serve/test_life.py.
+Tested in tests/serve/test_life.py, tests/serve/api/test_root_path.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,31 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
+from starlette.responses import RedirectResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slm.serve.api.app import make_app
 from slm.serve.api.connection_limits import connection_options
-from slm.serve.api.root_path import WithoutPrefix
 from slm.serve.config import ServerOptions
 from slm.serve.keys import Key
 from slm.serve.pool.model_pool import Pool
+
+
+class WithoutPrefix:
+    """ASGI middleware: takes ``prefix`` off every path that begins with it. Some proxies take it off themselves."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app, self._prefix = app, prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == self._prefix:
+            # The page's links are relative to its folder.
+            await RedirectResponse(self._prefix + "/")(scope, receive, send)
+            return
+        if scope["type"] == "http" and scope["path"].startswith(self._prefix + "/"):
+            scope = {**scope, "path": scope["path"][len(self._prefix) :]}
+        await self._app(scope, receive, send)
+
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

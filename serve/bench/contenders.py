@@ -1,9 +1,11 @@
-"""The servers that ``slm.serve.bench`` measures: which there are, how each is started, and when it is ready."""
+"""The servers that ``slm.serve.bench`` measures: which there are, how each is started, and when it is ready; and
+where llama.cpp's command-line tools are."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +23,24 @@ import psutil
 from slm.data.errors import UserError
 from slm.machine.hardware import compute_threads
 from slm.serve.bench.config import BenchOptions
-from slm.serve.bench.tools import find_tool
+
+
+def find_tool(name: str, given: str | None, next_to: str | None = None) -> str | None:
+    """The path of a llama.cpp tool: as given, in the folder of another tool, or in PATH; None where it is not
+    installed.
+
+    Raises ``UserError`` for a given path that does not exist.
+    """
+    if given == "off":
+        return None
+    if given is not None:
+        if not Path(given).is_file():
+            raise UserError(f"{given} does not exist; give the path of {name}, or off to leave it out")
+        return str(Path(given).resolve())
+    if next_to is not None and (there := Path(next_to).parent / name).is_file():
+        return str(there)
+    return shutil.which(name)
+
 
 SLOTS = 16
 """Of llama-server, which splits its context among them."""

@@ -27,7 +27,7 @@ from slm.llama.verdict import crash_advice
 from slm.machine.crashes import ended_by
 from slm.machine.hardware import compute_threads
 from slm.serve.bench.config import BenchOptions
-from slm.serve.bench.tools import find_tool
+from slm.serve.bench.contenders import find_tool
 from slm.serve.pool.memory_plan import read_facts
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ def advice(record: dict[str, Any]) -> list[str]:
     elif trial.get("works") is False:
         found.append(
             f"torch.compile fails ({trial['reason']}): reinstall the compiler and Python's headers (apt install g++ "
-            "python3-dev); train.compile=false trains without it"
+            "python3-dev); train.kernels=eager trains without it"
         )
     if record["precision"] == "f32":
         found.append(
@@ -82,7 +82,7 @@ def advice(record: dict[str, Any]) -> list[str]:
     elif record["disk_mb_per_s"] < SLOW_DISK_MB_PER_S:
         found.append(
             f"the disk of {record['runs_dir']} takes {record['disk_mb_per_s']} MB/s: put runs on a faster one "
-            "(runs_dir=DIR) or save less often (train.checkpoint_every, train.checkpoint_minutes)"
+            "(runs_dir=DIR) or save less often (train.checkpoint_every)"
         )
     if record["memory_available_gib"] < 2:
         found.append("less than 2 GiB of memory is available: end other programs, or keep to the presets tiny and 10m")

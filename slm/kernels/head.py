@@ -80,14 +80,11 @@ class Head:
         h_ND, dh_ND = norm(work, final_norm, x_ND, inverse_rms_N), work.buffer("dh", N, D)
         nats, scored_R = 0.0, _scored(targets_N)
         for number, each in enumerate(head.passes(lambda: self.losses(h_ND, targets_N))):
-            own_ND = h_ND if each.temperature == 1 else h_ND / each.temperature
             out_ND = dh_ND if number == 0 else work.buffer("dh_of_pass", N, D)
             if scored_R is None or each.soften:
-                nats = self._pass(each, own_ND, targets_N, out_ND)
+                nats = self._pass(each, h_ND, targets_N, out_ND)
             else:
-                nats = self._pass_of_some(each, own_ND, targets_N, out_ND, scored_R)
-            if each.temperature != 1:
-                out_ND /= each.temperature
+                nats = self._pass_of_some(each, h_ND, targets_N, out_ND, scored_R)
             if number:
                 dh_ND += out_ND
         if not work.config.tie_embeddings:

@@ -1,12 +1,36 @@
-"""Child processes whose native code may die: tried, watched, and not left behind."""
+"""Child processes whose native code may die: tried, watched, and not left behind; and functions called in one, so that
+memory, threads and settings are gone afterwards.
+
+Tested in tests/slm/machine/test_crashes.py, tests/slm/machine/test_fresh_process.py.
+"""
 
 import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TypeVar
 
 import slm
+
+Result = TypeVar("Result")
+
+
+class DiedError(Exception):
+    """The process ended without an answer: killed, for want of memory say, or crashed."""
+
+
+def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
+    """``function(*arguments)``, computed there; its exceptions are raised here. DiedError where there is no answer."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            raise DiedError(f"the process of {function.__name__} was killed or crashed") from None
+
 
 _TRIAL_S = 120
 """Seconds are usual. A machine that takes longer than this is busy with other work."""

@@ -24,11 +24,10 @@ Soften = Callable[[Tensor, Tensor, slice], None]
 
 @dataclass(frozen=True)
 class HeadPass:
-    """One pass over the logits, divided by ``temperature``."""
+    """One pass over the logits."""
 
     weights: Tensor | float
     """What the gradient of each target's cross-entropy counts: f32 [N], or one number for all scored targets."""
-    temperature: float = 1.0
     soften: Soften | None = None
     """``soften(dlogits_RV, losses_R, rows)`` changes the gradient of some rows in place. It gets weight * (softmax -
     one-hot), zeros where not scored, and each target's cross-entropy, nats."""
@@ -73,17 +72,16 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
         return torch.cat([logits_and_losses(x_ND, part, all_VD, None)[1] for part in chunks])
 
     for each in head.passes(losses):
-        h_ND = x_ND if each.temperature == 1 else x_ND / each.temperature
         low_VD = all_VD if each.words is None else all_VD[each.words]
         for part in chunks:
-            logits_RV, losses_R = logits_and_losses(h_ND, part, low_VD, each.offsets)
+            logits_RV, losses_R = logits_and_losses(x_ND, part, low_VD, each.offsets)
             weights = each.weights[part] if isinstance(each.weights, Tensor) else each.weights
             dlogits_RV = softmax_gradient(logits_RV, targets_N[part], weights)
             if each.soften:
                 each.soften(dlogits_RV, losses_R, part)
             low_RV = dlogits_RV.to(x_ND.dtype)
-            dx_ND[part] += (low_RV @ low_VD) / each.temperature
-            gradient_VD = low_RV.T @ h_ND[part]
+            dx_ND[part] += low_RV @ low_VD
+            gradient_VD = low_RV.T @ x_ND[part]
             if each.words is None:
                 dweight_VD += gradient_VD
             else:

@@ -13,7 +13,7 @@ from tests.helpers import REPOSITORY, programs
 SMALL = {
     "train": "tokenizer.vocab_size=300 tokenizer.sample_bytes=200000 model.n_layers=1 model.d_model=256 model.n_heads=4"
     " model.n_kv_heads=2 model.ffn_dim=256 train.seq_len=64 train.micro_batch=4 train.eval_blocks=4 train.max_steps=12"
-    " train.compile=false train.kernels=false train.precision=f32 train.threads=1 train.workers=0 train.sample_tokens=4"
+    " train.kernels=eager train.precision=f32 train.threads=1 train.workers=0 train.sample_prompts=[]"
     " optim.warmup_steps=2 data.val_fraction=0.1",
     "chat": "threads=1 max_tokens=8",
     "serve": "serve.threads=1 port=0",

@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import termios
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -105,3 +106,12 @@ def limit_memory(bytes_: int) -> None:
     with open("/proc/self/statm") as file:
         held = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + bytes_, resource.RLIM_INFINITY))
+
+
+def save_often(seconds: float, then: Callable[[], None] | None = None) -> None:
+    """A checkpoint is due after so much training time; ``then`` is called."""
+    import slm.train.loop.saving
+
+    slm.train.loop.saving.CHECKPOINT_SECONDS = seconds
+    if then is not None:
+        then()

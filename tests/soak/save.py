@@ -37,9 +37,9 @@ def main(argv: list[str]) -> int:
     from slm.train.backend import make_backend
     from slm.train.config import RunConfig
     from slm.train.environment import prepare
-    from slm.train.model_shape import model_shape
     from slm.train.optim.make import make_optimizer
     from slm.train.optim.state import state_tensors
+    from slm.train.resolve import model_shape
     from slm.train.run.checkpointer import Checkpointer
     from slm.train.step import train_step
 

@@ -10,7 +10,7 @@ from slm.train.resolve import resolve
 
 SMALL = [
     *("preset=tiny", "model.n_layers=1", "train.micro_batch=auto", "train.seq_len=64"),
-    *("train.kernels=false", "train.compile=false", "train.precision=f32"),
+    *("train.kernels=eager", "train.precision=f32"),
 ]
 
 

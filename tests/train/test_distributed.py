@@ -1,5 +1,6 @@
 """Several processes train one model: the same losses, exact resume, one end for all."""
 
+import functools
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from slm.runs import list_checkpoints
-from tests.helpers import REPOSITORY
+from tests.helpers import REPOSITORY, train_faults
 from tests.helpers.programs import Program
 from tests.helpers.ranks import fork_ranks
 from tests.helpers.small_run import write_corpus
@@ -39,11 +41,9 @@ COMMON = (
     "train.eval_blocks=6",
     "train.checkpoint_every=3",
     "train.keep_last=9",
-    "train.log_every=1",
-    "train.compile=false",
     "train.precision=f32",
     "train.threads=1",
-    "train.sample_tokens=2",
+    "train.sample_prompts=[]",
     "optim.warmup_steps=2",
 )
 TWO = "train.workers=1"
@@ -91,9 +91,9 @@ def one(arguments: list[str]) -> Program:
     return Program("slm.train", arguments, output_of(arguments))
 
 
-def two(arguments: list[str], *options: str) -> Program:
+def two(arguments: list[str], *options: str, prepare: Callable[[], None] = fork_ranks) -> Program:
     words = ["nproc=2", *options, *arguments]
-    return Program("slm.train.distributed.launch", words, output_of(arguments), prepare=fork_ranks)
+    return Program("slm.train.distributed.launch", words, output_of(arguments), prepare=prepare)
 
 
 def output_of(arguments: list[str]) -> Path:
@@ -228,9 +228,9 @@ def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words
     code, _, err = finish(one(words("pair", TWO, "train.max_steps=10")))
     assert code == 2
     assert "saved by 2 processes" in err
-    assert "train.reshard=true" in err
+    assert "resume=reshard" in err
     assert len(err.strip().splitlines()) == 1, err
-    run(one(words("pair", TWO, "train.max_steps=10", "train.reshard=true")))
+    run(one(words("pair", TWO, "train.max_steps=10", "resume=reshard")))
     assert len(losses(root)) == 10
     assert losses(root)[8] < losses(root)[0] - 1  # the weights were kept
 
@@ -239,7 +239,7 @@ def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words
 def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
     """A compiled layer, bf16 products and bf16 sums over the ranks against plain f32."""
     small = ("model.n_layers=1", "train.max_steps=5", "train.eval_every=100")
-    run(two(words("compiled", TWO, *small, "train.compile=true", "train.precision=bf16", "train.reduce=bf16")))
+    run(two(words("compiled", TWO, *small, "train.kernels=false", "train.precision=bf16", "train.reduce=bf16")))
     run(one(words("plain", ONE, *small)))
     assert losses(tmp_path / "runs" / "compiled") == pytest.approx(losses(tmp_path / "runs" / "plain"), rel=0.03)
 
@@ -250,8 +250,8 @@ def test_compiled_bf16_processes_stay_within_its_noise(words, tmp_path):
 def test_a_hangup_of_one_rank_and_checkpoints_by_time_are_agreed_on(words, tmp_path):
     """Every rank decides by rank 0's time: one that saved at another step than the others would wait for ever."""
     root = tmp_path / "runs" / "often"
-    often = ("train.checkpoint_minutes=0.001", "train.checkpoint_every=4000")
-    process = two(words("often", TWO, "train.max_steps=4000", "train.eval_every=4000", *often))
+    often = words("often", TWO, "train.max_steps=500", "train.eval_every=4000", "train.checkpoint_every=4000")
+    process = two(often, prepare=functools.partial(train_faults.save_often, 0.06, fork_ranks))
     wait_for_steps(root, 20, process)
     os.kill(ranks_of(process)[-1], signal.SIGHUP)
     code, out, err = finish(process)
@@ -267,7 +267,7 @@ def test_after_a_killed_process_the_run_goes_on_by_itself_and_a_signal_to_the_la
     root, temporary = tmp_path / "runs" / "killed", tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    process = two(words("killed", TWO, "train.max_steps=600", "train.eval_every=600"))
+    process = two(words("killed", TWO, "train.max_steps=500", "train.eval_every=500"))
     wait_for_steps(root, 5, process)
     os.kill(ranks_of(process)[-1], signal.SIGKILL)
     wait_for_steps(root, 40, process)  # the records of what is computed again are dropped first
@@ -360,7 +360,7 @@ def on(hosts, index: int, arguments: list[str]) -> subprocess.Popen:
 def test_two_machines_compute_what_one_does_and_a_signal_on_one_stops_both(hosts, pair, words, tmp_path):
     """The machine named by main= keeps the run, whatever torchrun's order; the other needs none of its files."""
     folders = (tmp_path / "a", tmp_path / "b")
-    long = ("train.max_steps=4000", "train.eval_every=4000", "train.checkpoint_every=4000")
+    long = ("train.max_steps=500", "train.eval_every=4000", "train.checkpoint_every=4000")
     processes = [on(hosts, index, words("stopped", TWO, *long, runs=folder)) for index, folder in enumerate(folders)]
     root = folders[0] / "runs" / "stopped"
     wait_for_steps(root, 3, processes[0])

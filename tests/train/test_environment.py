@@ -19,7 +19,7 @@ def _threads(monkeypatch):
 
 
 def config(**changes) -> TrainConfig:
-    return TrainConfig(**{"max_steps": 1, "seq_len": 8, "micro_batch": 1, "compile": False, "kernels": False} | changes)
+    return TrainConfig(**{"max_steps": 1, "seq_len": 8, "micro_batch": 1, "kernels": "eager"} | changes)
 
 
 def test_the_configured_threads_win_then_the_ranks_share_then_the_machine():
@@ -52,6 +52,7 @@ def test_f32_trains_with_the_kernels_of_the_processor_unless_they_are_turned_off
     named = prepare(config(kernels="avx2"))
     assert (named.kernels.name, named.precision) == ("avx2", "f32")
     assert prepare(config(kernels=False, precision="f32")).kernels is None
+    assert not prepare(config(kernels="eager", precision="f32")).compile
 
 
 def test_kernels_that_the_processor_lacks_are_refused_by_name(monkeypatch):

@@ -204,7 +204,7 @@ def test_two_runs_in_one_directory_the_second_is_refused(command, launch, train,
 
 
 def test_time_bounds_a_run_and_its_schedule(command, train, tmp_path):
-    code, _, err = train(command("name=timed", "train.max_steps=100000", "train.max_minutes=0.05"))
+    code, _, err = train(command("name=timed", "train.max_steps=100000", "train.max_minutes=0.15"))
     assert code == 0, err
     records = [json.loads(line) for line in (tmp_path / "runs" / "timed" / "metrics.jsonl").read_text().splitlines()]
     rates = [record["lr"] for record in records if "lr" in record]

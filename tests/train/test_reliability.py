@@ -86,7 +86,7 @@ def test_a_run_stopped_in_its_last_validation_is_validated_by_the_next_start(tmp
 def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, options, tmp_path):
     """To the whole group of processes, as a terminal sends Ctrl-C: the compiler dies of it, too."""
     prepare = functools.partial(train_faults.set_environment, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
-    run = SmallRun(tmp_path, *options, "train.compile=true", "model.n_layers=4", prepare=prepare, session=True)
+    run = SmallRun(tmp_path, *options, "train.kernels=false", "model.n_layers=4", prepare=prepare, session=True)
     run.wait_for(lambda: any((tmp_path / "cold").rglob("*.cpp")), timeout=180)
     assert losses(run.root) == {}
     os.killpg(run.pid, number)
@@ -313,8 +313,9 @@ def test_a_jump_goes_back_to_the_same_step_whenever_checkpoints_were_written(odd
     common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "optim.lr=3e-3", "train.keep_last=1")
     common += (f"train.max_steps={RUN}", "train.checkpoint_every=20", "train.spike_factor=1.5")
     common += ("train.calibrate_head=false",)  # which would keep some of the odd text from training
-    by_step = SmallRun(tmp_path, "name=by_step", *common, "train.checkpoint_minutes=0").finish()
-    by_time = SmallRun(tmp_path, "name=by_time", *common, "train.checkpoint_minutes=0.0003").finish()
+    by_step = SmallRun(tmp_path, "name=by_step", *common).finish()
+    often = functools.partial(train_faults.save_often, 0.018)
+    by_time = SmallRun(tmp_path, "name=by_time", *common, prepare=often).finish()
     events = [[r for r in records(run.root) if r.get("event") == "rolled_back"] for run in (by_step, by_time)]
     assert events[0]
     assert [(e["from"], e["to"]) for e in events[0]] == [(e["from"], e["to"]) for e in events[1]]

@@ -1,5 +1,6 @@
 """A run that is killed and resumed is the run that was not, to the bit, whatever its data and its workers."""
 
+import functools
 import hashlib
 import json
 import signal
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from slm.configuration import load_config
 from slm.data.sources.mixture import latest_epoch
 from slm.runs import list_checkpoints
+from tests.helpers import train_faults
 from tests.helpers.small_run import SmallRun, differences, losses, newest_step, write_corpus
 
 STEPS = 40
@@ -108,7 +110,7 @@ def test_a_run_of_another_optimizer_is_refused_in_one_line(texts, tmp_path):
 def test_stopped_by_signals_and_resumed_it_is_the_same_to_the_bit(texts, tmp_path):
     """A signal saves at whatever step it finds, in the midst of a window of logged steps too."""
     steps = 200
-    common = [*data(texts, "large"), f"train.max_steps={steps}", "train.checkpoint_every=1000", "train.log_every=7"]
+    common = [*data(texts, "large"), f"train.max_steps={steps}", "train.checkpoint_every=1000"]
     whole = SmallRun(tmp_path, "name=whole", *common).finish()
     stops = [0]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
@@ -125,15 +127,15 @@ def test_stopped_by_signals_and_resumed_it_is_the_same_to_the_bit(texts, tmp_pat
 
 
 def test_checkpoints_by_time_change_nothing(texts, tmp_path):
-    common = [*data(texts, "large"), "train.max_steps=90", "train.checkpoint_every=1000", "train.log_every=7"]
-    whole = SmallRun(tmp_path, "name=whole", *common, "train.checkpoint_minutes=0").finish()
+    common = [*data(texts, "large"), "train.max_steps=90", "train.checkpoint_every=1000"]
+    whole = SmallRun(tmp_path, "name=whole", *common).finish()
     assert len(list_checkpoints(whole.root)) == 1
-    often = "train.checkpoint_minutes=0.0005"
-    run = SmallRun(tmp_path, "name=parts", *common, often)
+    often = functools.partial(train_faults.save_often, 0.03)
+    run = SmallRun(tmp_path, "name=parts", *common, prepare=often)
     run.wait_for_checkpoint(1)
     run.kill()
     assert newest_step(run.root) < 90
-    parts = SmallRun(tmp_path, "name=parts", *common, often).finish()
+    parts = SmallRun(tmp_path, "name=parts", *common, prepare=often).finish()
     assert "resuming" in parts.out
     assert parts.out.count(": saved ") > 1
     same(parts, whole, 90)
@@ -166,9 +168,8 @@ def test_what_makes_the_run_what_it_is_may_not_change_and_the_rest_may(texts, tm
         "optim.lr=1e-4",
         "train.eval_every=4",
         "train.checkpoint_every=2",
-        "train.checkpoint_minutes=7",
     ]
-    free += ["train.keep_last=1", "train.log_every=2", "train.micro_batch=2", "train.grad_accum=2", "logger=none"]
+    free += ["train.keep_last=1", "train.micro_batch=2", "train.grad_accum=2", "logger=none"]
     free += [
         "train.checkpoint_every=2",
         "train.on_nonfinite=skip",
@@ -209,7 +210,7 @@ def test_a_run_that_an_older_version_saved_goes_on(texts, tmp_path):
     common = [*data(texts, "large"), "name=mine"]
     run = SmallRun(tmp_path, *common, "train.max_steps=3").finish()
     older = load_config("train", [word for word in run.argv if "max_steps" not in word])
-    del older["train"]["reshard"]  # as of a version without this option
+    del older["train"]["sampled_softmax"]  # as of a version without this option
     assert older["name"] == "mine"
     (run.root / "config.yaml").write_text(yaml.safe_dump(older))
     (saved,) = list_checkpoints(run.root)

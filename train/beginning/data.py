@@ -12,7 +12,7 @@ from slm.data.errors import UserError
 from slm.data.stream.loader import Loader, as_it_began, at_saved_commits, calibration_blocks, validation_blocks
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.train.components.head_calibration import blocks_needed
-from slm.train.config import RunConfig
+from slm.train.config import RESHARD, RunConfig
 from slm.train.distributed.ranks import Ranks
 from slm.train.distributed.shared_state import own_loader_state
 from slm.train.lora.base import remove_base
@@ -49,7 +49,7 @@ def tokenizer_of(config: RunConfig, root: Path, *, new: bool) -> Tokenizer:
 def open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: ResumePoint) -> RunData:
     """The text, from where the run resumes. UserError where there is too little of it."""
     train = config.train
-    position = own_loader_state(ranks, point.state, reshard=train.reshard) if point.checkpoint else None
+    position = own_loader_state(ranks, point.state, reshard=config.resume == RESHARD) if point.checkpoint else None
     saved = point.state.get("config", {}).get("data", {})
     data = at_saved_commits(config.data, point.state.get("loader"), began_with=saved.get("revision") or "")
     if position is not None:

@@ -81,9 +81,7 @@ def taught(config: RunConfig, first: RunConfig, state: dict[str, Any], spent: fl
     ``spent``: seconds that the first took of this process, where they are known.
     """
     train = config.train
-    used = state["elapsed_s"] + (state["setup_s"] if train.minutes_of == "process" else 0.0)
-    if train.minutes_of == "process":
-        used = max(used, spent)
+    used = max(state["elapsed_s"] + state["setup_s"], spent)
     minutes = None if train.max_minutes is None else train.max_minutes - used / 60
     if minutes is not None and minutes <= 0:
         raise UserError(
@@ -99,7 +97,6 @@ def taught(config: RunConfig, first: RunConfig, state: dict[str, Any], spent: fl
             max_steps=max(1, train.max_steps - state["step"]),
             max_minutes=minutes,
             phases=tuple(each for each in train.phases if each.bags == 1),  # a teacher predicts single tokens
-            check_export=False,  # the first run was asked
         ),
     )
 

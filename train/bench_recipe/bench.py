@@ -17,6 +17,8 @@ from typing import Any
 from slm.cli import EXIT_INTERRUPTED
 from slm.configuration import load
 from slm.data.errors import UserError
+from slm.evaluate.perplexity import bits_per_byte, contiguous_plan
+from slm.evaluate.scorers import checkpoint_scorer
 from slm.machine.busy import Others, mark
 from slm.machine.record import machine_record
 from slm.report import duration, final_json, table
@@ -26,9 +28,17 @@ from slm.train.bench_recipe.hf_trainer import available, hf_trainer
 from slm.train.bench_recipe.nanochat import nanochat, python_of, score_nanochat, ways_note
 from slm.train.bench_recipe.ours import NAME as OURS
 from slm.train.bench_recipe.ours import chosen, ours
-from slm.train.bench_recipe.score import score
 from slm.train.bench_recipe.texts import check_unread, documents_of, validation_documents, write_documents
 from slm.train.resolve import AUTO, given_value
+
+
+def score(model: Path, documents: Sequence[str], window: int) -> float:
+    """All nats over all UTF-8 bytes of ``documents``, each after the token that starts one, in bits."""
+    scorer = checkpoint_scorer(model)
+    stream, windows = contiguous_plan(scorer, [scorer.tokenize(each) for each in documents], window)
+    nats = float(scorer.nll(windows, stream).sum())
+    return bits_per_byte(nats, sum(len(each.encode()) for each in documents))
+
 
 NOT_TRAININGS = ("minutes", "budget", "name", "runs_dir", "resume")
 

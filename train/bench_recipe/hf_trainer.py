@@ -20,7 +20,7 @@ from slm.report import duration
 from slm.train.bench_recipe import hugging_face
 from slm.train.bench_recipe.config import BenchRecipeConfig, run_options
 from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, timed
-from slm.train.config import RunConfig
+from slm.train.config import EAGER, RunConfig
 from slm.train.interrupt import Interrupt
 from slm.train.run.run_state import SET_UP_TOOK
 
@@ -177,7 +177,7 @@ def main(spec: dict[str, Any], started: float) -> int:
         out / TRAINER,
         callback=Clock(),
         optimizers=(optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, shape_of_rate)),
-        torch_compile=train.compile and torch_compile_lacks() is None,
+        torch_compile=train.kernels != EAGER and torch_compile_lacks() is None,
         max_steps=10**9,
         max_grad_norm=1.0,
         seed=train.seed,

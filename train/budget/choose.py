@@ -23,11 +23,10 @@ from slm.train.budget.choice import Candidate, Wanted
 from slm.train.budget.corpus import CorpusSize
 from slm.train.budget.machine import SECONDS, Machine, machine_name, measured
 from slm.train.config import OptimConfig, RunConfig
-from slm.train.model_shape import model_shape
 from slm.train.phases import bag_of, short_of
 from slm.train.predict import records
 from slm.train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
-from slm.train.resolve import Chosen, given_value, with_corpus_tokenizer, with_run_directory
+from slm.train.resolve import Chosen, given_value, model_shape, with_corpus_tokenizer, with_run_directory
 
 SPARE_STEPS = 4
 """``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""
@@ -185,7 +184,6 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.eval_every": every,
         "train.eval_blocks": chosen.validation_blocks,
         "train.checkpoint_every": every,
-        "train.log_every": max(1, min(10, steps // 200)),
     }
     if chosen.born_again:
         options |= {"distill.born_again": chosen.born_again, "distill.alpha": TEACHER_SHARE}

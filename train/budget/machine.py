@@ -18,7 +18,7 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text, cache_home, fingerprint
-from slm.machine.fresh_process import DiedError, in_fresh_process
+from slm.machine.crashes import DiedError, in_fresh_process
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
@@ -235,8 +235,8 @@ def _measure(train: TrainConfig, optim: OptimConfig, seconds: float) -> Machine:
     from slm.train.environment import prepare
 
     # torch.compile would take longer than the measurement. Where there are no kernels, the true step is faster.
-    train = replace(train, compile=False, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
-    environment = prepare(train, bits=train.kernel_bits(new=True))
+    train = replace(train, micro_batch=1, grad_accum=1, gradient_checkpointing=False)
+    environment = prepare(train, bits=train.kernel_bits(new=True), compiles=False)
     began = perf_counter()  # the kernels, which are built here the first time, are needed anyway
     timings: list[Timing] = []
     computed = elapsed = 0.0

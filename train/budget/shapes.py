@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slm.model.config import ModelConfig
-from slm.train.config import ModelSpec
+from slm.train.config import HEAD_DIM, ModelSpec
 
-HEAD_DIM = 64
 VOCABULARIES = (2048, 4096, 8192, 16384, 32768, 49152)
 TIED_FROM = 30_000_000
 """Parameters of the layers from which the embedding is the head, too, as in the presets."""
@@ -37,7 +36,6 @@ class Shape:
             "d_model": self.d_model,
             "n_heads": heads,
             "n_kv_heads": heads // 2,
-            "head_dim": HEAD_DIM,
             "ffn_dim": self.ffn_dim,
             "tie_embeddings": tied,
         }

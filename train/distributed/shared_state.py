@@ -19,10 +19,9 @@ from slm.kernels.native import Kernels
 from slm.train.config import OptimConfig
 from slm.train.distributed.ranks import Ranks
 from slm.train.distributed.zero1 import Zero1Optimizer, gather_tensors, scatter_tensors
-from slm.train.optim.interface import Optimizer
+from slm.train.optim.interface import Optimizer, Trained
 from slm.train.optim.make import make_optimizer
 from slm.train.optim.state import load_state_tensors, state_tensors
-from slm.train.optim.trained import Trained
 from slm.train.run.resume import ResumePoint
 
 RNG = "rng.torch"
@@ -160,7 +159,7 @@ def own_loader_state(ranks: Ranks, state: dict[str, Any], *, reshard: bool) -> d
     if not reshard:
         raise UserError(
             f"the run was saved by {len(states)} processes and cannot go on exactly with {ranks.size}: use as many "
-            f"(NPROC={len(states)}), or train.reshard=true, which reads the text from its beginning again"
+            f"(NPROC={len(states)}), or resume=reshard, which reads the text from its beginning again"
         )
     return None
 

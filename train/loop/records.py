@@ -13,6 +13,8 @@ from slm.train.parts import Parts
 from slm.train.run.metrics_window import MetricsWindow
 from slm.train.step import StepResult
 
+LOG_EVERY = 10
+"""Steps of a record."""
 FEW_STEPS = 500
 """Every step of a run of at most so many is recorded."""
 SLOW_SECONDS = 10.0
@@ -46,7 +48,7 @@ class Records:
         """Whether the steps since the last record are many or have taken long, or the run has few."""
         step, train = self._run.state.step, self._run.config.train
         few = train.max_minutes is None and train.max_steps <= FEW_STEPS
-        return step == 1 or step % train.log_every == 0 or few or self._run.state.window.seconds >= SLOW_SECONDS
+        return step == 1 or step % LOG_EVERY == 0 or few or self._run.state.window.seconds >= SLOW_SECONDS
 
     def _write(self) -> None:
         run, state, window, train = self._run, self._run.state, self._run.state.window, self._run.config.train
@@ -69,7 +71,7 @@ class Records:
             record["skipped"] = self._skips.count
         for each in self._components:
             record |= each.record()
-        if train.minutes_of == "process":
+        if train.max_minutes is not None:
             self._validations.step_seconds = window.seconds / window.steps
             if not state.validation and state.step > 1:
                 scored = len(run.validator.blocks) * train.seq_len * train.validation_share(run.model.config)

@@ -3,7 +3,6 @@
 Tested in tests/train/test_resume.py, tests/train/test_reliability.py.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +15,8 @@ from slm.train.guards import Skips
 from slm.train.parts import Parts
 from slm.train.run.resume import ResumePoint, newest_intact, rounding, set_aside_rolled_back
 
+CHECKPOINT_SECONDS = 15 * 60.0
+"""After so much training time without one a checkpoint is due, whatever the steps."""
 RESYNCED = "the processes' weights had drifted apart (processors that round differently?): all have rank 0's again"
 
 
@@ -42,9 +43,9 @@ class Saving:
 
     def due(self) -> bool:
         """Whether a checkpoint is due, by steps or by time."""
-        run, minutes = self._run, self._run.config.train.checkpoint_minutes or math.inf
+        run = self._run
         since = run.sync.agreed_elapsed(run.state.elapsed) - self._saved_elapsed
-        return self.by_step(run.state.step) or since >= 60 * minutes
+        return self.by_step(run.state.step) or since >= CHECKPOINT_SECONDS
 
     def save(self, *, replace: bool = False) -> None:
         """Begin to write a checkpoint; ``replace``: also where there is one of this step."""

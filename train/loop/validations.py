@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from slm.runs import Run, checkpoint_step
 from slm.train.components.component import Component
 from slm.train.parts import Parts
-from slm.train.report.samples import SAMPLE_TEMPERATURE, SAMPLES, entry
+from slm.train.report.samples import SAMPLE_TEMPERATURE, SAMPLE_TOKENS, SAMPLES, entry
 from slm.train.run.questions import score_line
 from slm.train.validation import sample
 
@@ -38,7 +38,7 @@ class Validations:
         Not in the last validation: a run that is over must not seem to have time left.
         """
         run = self._run
-        if run.config.train.minutes_of == "process" and run.fraction_done() < 1:
+        if run.config.train.max_minutes is not None and run.fraction_done() < 1:
             after = [run.checkpointer.write_s, self.step_seconds / 2, run.questions.closing_seconds]
             run.state.closing_seconds = run.ranks.broadcast_from_main(
                 lambda: validation_seconds + sum(each.closing_seconds() for each in self._components) + sum(after)
@@ -82,7 +82,7 @@ class Validations:
                 run.model,
                 run.tokenizer,
                 prompt,
-                max_tokens=train.sample_tokens,
+                max_tokens=SAMPLE_TOKENS,
                 temperature=SAMPLE_TEMPERATURE,
             )
             self._write_texts(run.state.step, [text])

@@ -25,8 +25,8 @@ from slm.model.fingerprint import fingerprint
 from slm.model.layers.held import Values, computed
 from slm.model.snapshot import Computed, Rows
 from slm.model.transformer import LanguageModel
-from slm.train.config import LoraConfig
-from slm.train.optim.trained import Trained
+from slm.train.config import ADAPTER_SCALE, LoraConfig
+from slm.train.optim.interface import Trained
 
 TOLERANCE = 1e-3
 """How far merged weights may be from those of a checkpoint that another processor rounded."""
@@ -49,9 +49,9 @@ class AdapterParameters(Trained):
         model.requires_grad_(False)
         self.pairs = {name: _new_pair(weights[name], config.rank) for name in names}
         for name, (a_RI, b_OR) in self.pairs.items():
-            set_low_rank(weights[name], LowRank(a_RI, b_OR, config.scale))
+            set_low_rank(weights[name], LowRank(a_RI, b_OR, ADAPTER_SCALE))
             layer = model.get_submodule(name.removesuffix(".weight"))
-            layer.register_forward_hook(partial(_add_term, a_RI, b_OR, config.scale))
+            layer.register_forward_hook(partial(_add_term, a_RI, b_OR, ADAPTER_SCALE))
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for weight, pair in self.pairs.items():
@@ -64,7 +64,7 @@ class AdapterParameters(Trained):
         weights = computed(self.model)
         for name, (a, b) in self.pairs.items():
             a_RI, b_OR = (each.detach().numpy().copy() for each in (a, b))
-            rows = partial(_merged, weights[name].rows, a_RI, b_OR * np.float32(self.config.scale))
+            rows = partial(_merged, weights[name].rows, a_RI, b_OR * np.float32(ADAPTER_SCALE))
             weights[name] = Computed(weights[name].shape, rows)
         return weights
 
@@ -74,7 +74,7 @@ class AdapterParameters(Trained):
         saved = lora.read(directory / lora.FOLDER)
         if saved.pairs.keys() != self.pairs.keys() or (saved.rank, saved.alpha) != (
             self.config.rank,
-            self.config.resolved_alpha,
+            self.config.alpha,
         ):
             raise UserError(
                 f"the adapter in {directory} has another rank, alpha or targets than this run: give the same lora.* "
@@ -109,7 +109,7 @@ class AdapterParameters(Trained):
         folder = directory / lora.FOLDER
         folder.mkdir(exist_ok=True)
         config = self.config
-        lora.write_config(folder, rank=config.rank, alpha=config.resolved_alpha, targets=self.targets, base=self.base)
+        lora.write_config(folder, rank=config.rank, alpha=config.alpha, targets=self.targets, base=self.base)
 
 
 def _new_pair(weight_OI: Tensor, rank: int) -> tuple[nn.Parameter, nn.Parameter]:

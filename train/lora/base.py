@@ -7,16 +7,39 @@ Hugging Face model directory.
 Tested in tests/train/lora/test_lora_run.py.
 """
 
+import os
+import shutil
 from pathlib import Path
 
+from slm.data.storage import fsync
 from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
+from slm.model import checkpoint
 from slm.model.transformer import LanguageModel
 from slm.train.config import LoraConfig, RunConfig
 from slm.train.distributed.ranks import Ranks
 from slm.train.lora.adapter import AdapterParameters
-from slm.train.optim.trained import Trained
-from slm.train.run.kept_model import keep_model, remove_model
+from slm.train.optim.interface import Trained
+
+
+def keep_model(folder: Path, model: LanguageModel, tokenizer: Tokenizer) -> None:
+    """Write ``model`` with its tokenizer into ``folder``, which must not exist."""
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}.tmp"
+    temporary.mkdir()
+    checkpoint.save_model(temporary, model)
+    tokenizer.save(temporary)
+    for path in (*temporary.iterdir(), temporary):
+        fsync(path)
+    os.replace(temporary, folder)
+
+
+def remove_model(folder: Path) -> None:
+    """Remove what a start that ended before its next checkpoint left, if anything."""
+    if folder.is_dir():
+        doomed = folder.parent / f".{folder.name}.old.{os.getpid()}.tmp"
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
 
 BASE = "base"
 """The folder of a run that holds the base of its adapter."""
@@ -65,4 +88,4 @@ def adapter_line(trained: Trained, config: LoraConfig) -> str | None:
         return None
     count = sum(each.numel() for each in trained.parameters())
     names = ", ".join(trained.targets)
-    return f"LoRA: rank {config.rank}, alpha {config.resolved_alpha:g}: {count:,} parameters are trained, on {names}"
+    return f"LoRA: rank {config.rank}, alpha {config.alpha:g}: {count:,} parameters are trained, on {names}"

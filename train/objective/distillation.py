@@ -1,7 +1,7 @@
 """Learning from a teacher's predictions next to the text's own tokens (Hinton et al. 2015).
 
-The loss of a scored token is (1 - alpha) * cross-entropy + alpha * T^2 * KL(teacher || student), both distributions at
-temperature T in the second term.
+The loss of a scored token is (1 - alpha) * cross-entropy + alpha * KL(teacher || student), so that one softmax serves
+both terms.
 
 Tested in tests/train/objective/test_distillation.py, tests/train/objective/test_distilled_run.py.
 """
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from slm.model.head_loss import HeadPass, Soften
+from slm.model.head_loss import HeadPass
 from slm.train.backend import Backend, count_scored
 from slm.train.config import DistillConfig
 from slm.train.objective.batch import Batch
@@ -49,45 +49,28 @@ class DistillObjective(Objective):
             return Part(0.0, 0, {TEACHER_KL: 0.0})
         words = draw(batch.targets, self._n_ids, self._sampled)
         places = batch.targets if words is None else words.places(batch.targets)
-        head = _SoftHead(self._config, self._teacher.targets(batch, words), places.flatten(), scale, words)
+        head = _SoftHead(self._config.alpha, self._teacher.targets(batch, words), places.flatten(), scale, words)
         backend.head_gradients(batch.ids, places, head, batch.starts)
-        alpha, temperature = self._config.alpha, self._config.temperature
-        loss = (1 - alpha) * head.nats + alpha * temperature**2 * head.kl
-        return Part(loss, count, {TEACHER_KL: head.kl})
+        alpha = self._config.alpha
+        return Part((1 - alpha) * head.nats + alpha * head.kl, count, {TEACHER_KL: head.kl})
 
 
 class _SoftHead:
     """A micro-batch at the head. ``nats`` and ``kl`` are sums over its scored tokens."""
 
-    def __init__(
-        self, config: DistillConfig, soft: SoftTargets, targets_N: Tensor, scale: float, words: Words | None
-    ) -> None:
-        self._config, self._soft, self._targets_N, self._scale = config, soft, targets_N, scale
+    def __init__(self, alpha: float, soft: SoftTargets, targets_N: Tensor, scale: float, words: Words | None) -> None:
+        self._alpha, self._soft, self._targets_N, self._scale = alpha, soft, targets_N, scale
         self._words = words
         self.nats = self.kl = 0.0
 
     def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
-        alpha, temperature = self._config.alpha, self._config.temperature
-        if temperature == 1:  # one softmax serves both terms
-            return [self._pass(self._scale, 1.0, self._soften(self._scale, self._scale * alpha, both=True))]
-        weight = self._scale * alpha * temperature**2
-        soft = self._pass(weight, temperature, self._soften(weight, weight, both=False))
-        hard = self._pass(self._scale * (1 - alpha), 1.0, self._note)
-        return [soft] if alpha == 1 else [hard, soft]
-
-    def _pass(self, weight: float, temperature: float, soften: Soften) -> HeadPass:
         if self._words is None:
-            return HeadPass(weight, temperature, soften)
-        return HeadPass(weight, temperature, soften, words=self._words.ids, offsets=self._words.offsets)
+            return [HeadPass(self._scale, self._soften)]
+        return [HeadPass(self._scale, self._soften, words=self._words.ids, offsets=self._words.offsets)]
 
-    def _note(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
+    def _soften(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
         self.nats += losses_R.double().sum().item()
-
-    def _soften(self, weight: float, share: float, *, both: bool) -> Soften:
-        def soften(dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
-            if both:
-                self._note(dlogits_RV, losses_R, rows)
-            targets_R = self._targets_N[rows]
-            self.kl += self._soft.correct(dlogits_RV, losses_R, targets_R, rows, weight=weight, share=share)
-
-        return soften
+        share = self._scale * self._alpha
+        self.kl += self._soft.correct(
+            dlogits_RV, losses_R, self._targets_N[rows], rows, weight=self._scale, share=share
+        )

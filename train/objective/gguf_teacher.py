@@ -23,9 +23,8 @@ from slm.data.errors import UserError
 from slm.data.stream.loader import without_interrupts
 from slm.llama.verdict import crash_advice
 from slm.machine.crashes import CRASHES, ended_by
-from slm.train.objective.batch import Batch
+from slm.train.objective.batch import Batch, segments
 from slm.train.objective.sampled_softmax import Words
-from slm.train.objective.segments import segments
 from slm.train.objective.soft_targets import DenseTargets
 
 _PROGRAM = "slm.train.objective.gguf_child"
@@ -36,10 +35,8 @@ _END_S = 30
 class GGUFTeacher:
     """A GGUF file in llama.cpp. The logits of a micro-batch's scored positions are held at once, 4 bytes each."""
 
-    def __init__(
-        self, path: Path, *, seq_len: int, n_ids: int, temperature: float, n_threads: int, eot_id: int | None
-    ) -> None:
-        self._n_ids, self._temperature, self._eot_id = n_ids, temperature, eot_id
+    def __init__(self, path: Path, *, seq_len: int, n_ids: int, n_threads: int, eot_id: int | None) -> None:
+        self._n_ids, self._eot_id = n_ids, eot_id
         self._child = _Child(path)
         self._child.call("load", path=str(path.resolve()), seq_len=seq_len, n_ids=n_ids, n_threads=n_threads)
 
@@ -55,10 +52,8 @@ class GGUFTeacher:
         self._child.call("predict", texts=[(text.ids, text.scored) for text in texts])
         logits_SV = torch.from_numpy(shared[: n_scored * self._n_ids].reshape(n_scored, self._n_ids))
         if words is None:
-            return DenseTargets(lambda rows: logits_SV[place_N[rows]], self._n_ids, self._temperature)
-        return DenseTargets(
-            lambda rows: logits_SV[place_N[rows]][:, words.ids], len(words.ids), self._temperature, words.offsets
-        )
+            return DenseTargets(lambda rows: logits_SV[place_N[rows]], self._n_ids)
+        return DenseTargets(lambda rows: logits_SV[place_N[rows]][:, words.ids], len(words.ids), words.offsets)
 
 
 def vocabulary(path: Path) -> list[bytes]:

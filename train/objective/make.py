@@ -76,14 +76,13 @@ def _make_teacher(
         digest = digest_of(frozen).hex()
 
         def load():
-            return frozen_teacher(frozen, environment, tokenizer.vocab_size, distill.temperature, eot_id)
+            return frozen_teacher(frozen, environment, tokenizer.vocab_size, eot_id)
     else:
         named = Named(
             distill.teacher or "",
             tokenizer,
             train,
             environment,
-            temperature=distill.temperature,
             eot_id=eot_id,
             short=config.data.has_chat,
         )
@@ -93,7 +92,7 @@ def _make_teacher(
     facts = {
         "teacher": digest,
         "tokenizer": tokenizer.vocab_size,
-        "temperature": distill.temperature,
+        "temperature": 1.0,  # of caches that there are
         "cache_top": CACHE_TOP,
         "cache_samples": CACHE_SAMPLES,
     }
@@ -116,12 +115,11 @@ def objective_line(config: RunConfig) -> str | None:
         teacher = "the model that the run starts from" if distill.teacher == SELF else distill.teacher
         kept = f"; its predictions are kept in {distill.cache}" if distill.cache else ""
         return (
-            f"distillation: {1 - distill.alpha:g} times the cross-entropy, plus {distill.alpha:g} times KL at a "
-            f"temperature of {distill.temperature:g} from {teacher}{kept}"
+            f"distillation: {1 - distill.alpha:g} times the cross-entropy, plus {distill.alpha:g} times KL from "
+            f"{teacher}{kept}"
         )
     if preference.loss == "dpo":
-        more = f", label smoothing {preference.label_smoothing:g}" if preference.label_smoothing else ""
-        more += f", plus {preference.sft:g} times the chosen answers' cross-entropy" if preference.sft else ""
+        more = f", plus {preference.sft:g} times the chosen answers' cross-entropy" if preference.sft else ""
         return f"DPO on pairs: beta {preference.beta:g}{more}; the reference is the model that the run starts from"
     if preference.loss == "orpo":
         return f"ORPO on pairs: the chosen answers' cross-entropy, plus {preference.beta:g} times the odds ratio's loss"

@@ -85,15 +85,14 @@ class PairLosses:
 
 
 def dpo(log_p_P2: Tensor, reference_P2: Tensor, lengths_P2: Tensor, config: PreferenceConfig) -> PairLosses:
-    """Direct preference optimization (Rafailov et al. 2023, equation 7; label smoothing as in Mitchell 2023).
+    """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
     An answer's reward is beta * (log p - log p of the reference), nats; the loss is -log sigmoid of the rewards'
     difference. With ``config.sft`` the chosen answer's cross-entropy per token is added (Pang et al. 2024).
     """
     rewards_P2 = config.beta * (log_p_P2 - reference_P2)
     margin_P = rewards_P2[:, 0] - rewards_P2[:, 1]
-    smooth = config.label_smoothing
-    loss_P = -(1 - smooth) * F.logsigmoid(margin_P) - smooth * F.logsigmoid(-margin_P)
+    loss_P = -F.logsigmoid(margin_P)
     return PairLosses(loss_P - config.sft * log_p_P2[:, 0] / lengths_P2[:, 0], rewards_P2)
 
 

@@ -53,15 +53,14 @@ class DenseTargets:
     """Of some of the N positions: [R, V] or more columns."""
     n_ids: int
     """V: what the tokenizer knows. A model may have more rows, which stand for nothing."""
-    temperature: float = 1.0
     offsets: Tensor | None = None
-    """What every position's logits grow by once they are divided by the temperature, f32 [V]: that of drawn words."""
+    """What every position's logits grow by, f32 [V]: that of drawn words."""
 
     def probabilities(self, rows: slice) -> Tensor:
         """log q [R, V], f32."""
-        logits_RV = self.logits(rows)[:, : self.n_ids].float() / self.temperature
+        logits_RV = self.logits(rows)[:, : self.n_ids].float()
         if self.offsets is not None:
-            logits_RV += self.offsets
+            logits_RV = logits_RV + self.offsets
         return logits_RV.log_softmax(-1)
 
     def correct(

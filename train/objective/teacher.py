@@ -34,8 +34,8 @@ SAMPLE = 1 << 20
 class ModelTeacher:
     """A model that computes along."""
 
-    def __init__(self, model: LanguageModel, backend: Backend, *, n_ids: int, temperature: float) -> None:
-        self._backend, self._n_ids, self._temperature = backend, n_ids, temperature
+    def __init__(self, model: LanguageModel, backend: Backend, *, n_ids: int) -> None:
+        self._backend, self._n_ids = backend, n_ids
         self._head_VD = model.head_weight_VD.detach()[:n_ids]
         self._more_rows = len(model.head_weight_VD) > n_ids  # rows that stand for nothing would be part of a softmax
 
@@ -48,10 +48,9 @@ class ModelTeacher:
             return F.linear(x_ND[rows].float(), self._head_VD if ids is None else self._head_VD[ids])
 
         def gradient(rows: slice, targets_R: Tensor, share: float) -> Tensor:
-            x_RD = x_ND[rows] if self._temperature == 1 else x_ND[rows] / self._temperature
-            return self._backend.softmax_gradient(x_RD, targets_R, share, ids, offsets)
+            return self._backend.softmax_gradient(x_ND[rows], targets_R, share, ids, offsets)
 
-        targets = (logits, self._n_ids if ids is None else len(ids), self._temperature, offsets)
+        targets = (logits, self._n_ids if ids is None else len(ids), offsets)
         if ids is None and self._more_rows:
             return DenseTargets(*targets)
         return ComputedTargets(*targets, gradient=gradient)
@@ -74,12 +73,11 @@ class Named:
         config: TrainConfig,
         environment: Environment,
         *,
-        temperature: float,
         eot_id: int | None,
         short: bool,
     ) -> None:
         self._config, self._environment = config, environment
-        self._n_ids, self._temperature, self._eot_id = tokenizer.vocab_size, temperature, eot_id
+        self._n_ids, self._eot_id = tokenizer.vocab_size, eot_id
         file = gguf_file(name)
         self.is_gguf = file is not None
         self.path = file.path if file else resolve(name).checkpoint()
@@ -129,27 +127,21 @@ class Named:
                 self.path,
                 seq_len=self._config.seq_len,
                 n_ids=self._n_ids,
-                temperature=self._temperature,
                 n_threads=self._environment.threads,
                 eot_id=self._eot_id,
             )
-        return model_teacher(self.path, self._environment, self._n_ids, self._temperature, self._eot_id)
+        return model_teacher(self.path, self._environment, self._n_ids, self._eot_id)
 
 
-def model_teacher(
-    directory: Path, environment: Environment, n_ids: int, temperature: float, eot_id: int | None
-) -> ModelTeacher:
+def model_teacher(directory: Path, environment: Environment, n_ids: int, eot_id: int | None) -> ModelTeacher:
     """The model of a checkpoint or a Hugging Face model directory, as a teacher."""
     model = checkpoint.load_model(directory).requires_grad_(False).eval()
-    return frozen_teacher(model, environment, n_ids, temperature, eot_id)
+    return frozen_teacher(model, environment, n_ids, eot_id)
 
 
-def frozen_teacher(
-    model: LanguageModel, environment: Environment, n_ids: int, temperature: float, eot_id: int | None
-) -> ModelTeacher:
+def frozen_teacher(model: LanguageModel, environment: Environment, n_ids: int, eot_id: int | None) -> ModelTeacher:
     """A model that is not trained, as a teacher."""
-    backend = make_frozen_backend(model, environment, eot_id)
-    return ModelTeacher(model, backend, n_ids=n_ids, temperature=temperature)
+    return ModelTeacher(model, make_frozen_backend(model, environment, eot_id), n_ids=n_ids)
 
 
 def spellings(tokenizer: Tokenizer) -> list[bytes]:

@@ -25,9 +25,8 @@ import torch
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
-from slm.train.objective.batch import Batch
+from slm.train.objective.batch import Batch, Segment, segments
 from slm.train.objective.sampled_softmax import Words
-from slm.train.objective.segments import Segment, segments
 from slm.train.objective.soft_targets import Sampled, SparseTargets, sample
 from slm.train.objective.teacher import Live
 

@@ -1,12 +1,50 @@
 """What training needs of a model's parameters and of an optimizer.
 
-Tested in tests/train/optim/test_state.py.
+Here the parameters are the model's own; ``train/lora/adapter.py`` has those of an adapter.
+
+Tested in tests/train/optim/test_state.py, tests/train/test_resume.py.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
+
+from slm.model import checkpoint
+from slm.model.snapshot import Computed
+from slm.model.transformer import LanguageModel
+
+
+class Trained:
+    """All parameters of a model, by name, as optimizer, gradient sync and checkpoints take them."""
+
+    base_fingerprint = ""
+    """Of the weights that an adapter belongs to; empty where the model itself is trained."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model = model
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.model.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for _, parameter in self.named_parameters())
+
+    def load(self, directory: Path) -> None:
+        """Take the values of the checkpoint in ``directory``."""
+        checkpoint.load_into(self.model, checkpoint.load_weights(directory), where=str(directory))
+
+    def merged(self) -> dict[str, Computed]:
+        """What a checkpoint holds in place of the model's weights; empty where the model itself is trained."""
+        return {}
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds as an adapter; empty where the model itself is trained."""
+        return {}
+
+    def describe(self, directory: Path) -> None:
+        """Write the files of a checkpoint in ``directory`` that say what these parameters are."""
 
 
 class Parameters(Protocol):

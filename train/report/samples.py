@@ -4,6 +4,8 @@ import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
+SAMPLE_TOKENS = 96
+"""The length of a text sample."""
 SAMPLE_TEMPERATURE = 0.8
 """At which a run's samples are drawn."""
 SAMPLES = "samples.md"

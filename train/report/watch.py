@@ -1,11 +1,14 @@
 """``python -m slm.train.report.watch``: follow a run from another terminal.
 
+``watch.json=true`` prints all that is known of it as plain values for programs.
+
 It only reads the run's files, so it can be started and left at any time, as often as one likes.
 """
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -15,11 +18,50 @@ from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.report import final_json
 from slm.runs import CONFIG, LATEST, RUNS, place, teacher_folder
+from slm.train.report.event_text import describe_events, is_serious
 from slm.train.report.run_record import RunRecord, find_run
-from slm.train.report.run_state import run_state
 from slm.train.report.run_view import headline, validation_line, view
 from slm.train.report.terminal_keys import leave_key
 from slm.train.run_lock import LOCK, is_locked
+
+POINTS = 300
+"""The most points of each curve."""
+CURVES = ("step", "tokens", "elapsed_s", "loss", "tokens_per_s")
+
+
+def run_state(run: RunRecord, status: str) -> dict[str, Any]:
+    """The run's progress, curves, validations, samples and events.
+
+    Times are seconds, losses nats per token (``loss_unit``). ``curve``: columns of at most ``POINTS`` means.
+    ``predicted`` is what the plan said before the run, ``forecast`` what the run says of its end now.
+    """
+    points = run.curves.points(POINTS)
+    best = run.best()
+    return {
+        "name": run.name,
+        "status": status,
+        "step": run.step(),
+        "planned_steps": run.planned_steps(),
+        "tokens": run.tokens(),
+        "progress": run.progress(),
+        "elapsed_s": run.elapsed(),
+        "seconds_left": run.seconds_left() if status == "running" else None,
+        "tokens_per_s": run.recent("tokens_per_s"),
+        "rss_gb": run.recent("rss_gb"),
+        "loss": run.recent("loss"),
+        "loss_unit": run.loss_unit,
+        "predicted": run.setting("facts.predicted"),
+        "forecast": run.forecast(),
+        "model": run.model_facts(),
+        "best_step": best.step if best else None,
+        "curve": {name: points.mean(name).tolist() for name in CURVES},
+        "validations": [asdict(each) for each in run.validations],
+        "samples": [asdict(each) for each in run.samples],
+        "events": [
+            {"kind": each.kind, "step": each.step, "time": each.time, "serious": is_serious(each), "text": text}
+            for each, text in describe_events(run)
+        ],
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

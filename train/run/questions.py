@@ -17,8 +17,8 @@ from slm.data.storage import atomic_write_text
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.evaluate.exam import own, questions
 from slm.evaluate.exam.answers import CheckpointAnswers
+from slm.evaluate.exam.own import ASKED_CHARS, SAID_CHARS, shortened
 from slm.evaluate.exam.questions import Question
-from slm.evaluate.exam.table import ASKED_CHARS, SAID_CHARS, shortened
 from slm.exported import shown as typed
 from slm.model.transformer import LanguageModel
 from slm.runs import QUESTIONS
@@ -32,6 +32,9 @@ LEAST_SECONDS = 3.0
 """For the score of a short run."""
 MOST_TOKENS = 256
 """Of a reply."""
+SHOWN_QUESTIONS, SHOWN_TOKENS = 3, 32
+"""Questions whose expected and given answers are shown before the first step, at validations and at the end, and the
+most tokens of such an answer where it is scored by its likelihood."""
 SCORED_QUESTIONS = 50
 """Most of those that are counted as right or wrong before the first step and at the end; fewer where they take long."""
 DRAWN_FROM = 500
@@ -41,7 +44,7 @@ FEW = 8
 
 
 class RunQuestions:
-    """The questions of a run; none where it is asked for none, or reads no conversations.
+    """The questions of a run; none where it reads no conversations.
 
     ``held_out``: whether they come from conversations that are not trained on.
     """
@@ -103,7 +106,7 @@ class RunQuestions:
 
     def resume(self, before: dict[str, Any] | None) -> None:
         """The score at the end has the questions of the one ``before``, a record; None: the run began without one."""
-        count = before["questions"] if before else self._config.train.sample_questions + FEW
+        count = before["questions"] if before else SHOWN_QUESTIONS + FEW
         self._asked, self.closing_seconds = self._asked[:count], before["seconds"] if before else 0.0
 
     def after(self, stop: Callable[[], bool] = lambda: False) -> tuple[own.Outcome, list[str]]:
@@ -124,7 +127,7 @@ class RunQuestions:
         return texts
 
     def _shown(self) -> list[Question]:
-        return self._asked[: self._config.train.sample_questions]
+        return self._asked[:SHOWN_QUESTIONS]
 
     def _tokens(self, question: Question) -> int:
         assert self._model is not None
@@ -139,7 +142,7 @@ class RunQuestions:
         assert self._model is not None
         given = {id(question): reply for question, reply in zip(out.asked, out.replies, strict=True)}
         missing = [each for each in shown if given.get(id(each)) is None]  # scored by their likelihood
-        most = min(self._config.train.sample_tokens, MOST_TOKENS)
+        most = SHOWN_TOKENS
         replies = self._model.replies([(each.messages, each.tools) for each in missing], most)
         given |= {id(question): reply for question, reply in zip(missing, replies, strict=True)}
         return [
@@ -171,7 +174,7 @@ def prepare(config: RunConfig, root: Path, *, main: bool) -> RunQuestions:
 
     Only the ``main`` process asks.
     """
-    if not main or not config.train.sample_questions or not config.data.has_chat:
+    if not main or not config.data.has_chat:
         return RunQuestions(config, [], held_out=True)
     path = root / QUESTIONS
     if not path.is_file():
@@ -192,13 +195,12 @@ def remove(root: Path) -> None:
 def _draw(config: RunConfig) -> tuple[list[Question], bool]:
     """Questions of held-out conversations, or where there are none of those that are trained on; whether they are held
     out."""
-    most = max(config.train.sample_questions, SCORED_QUESTIONS)
     own = [each for each in config.data.all_sources() if each.is_chat and each.validated]
     held_out = config.data.val_fraction > 0 or any(each.val_files or each.val_split for each in own)
     splits: tuple[Split, ...] = ("validation", "train") if held_out else ("train",)
     for split in splits:
         if found := _of_split(config.data, split, config.train.seed):
-            return questions.sample(found, most), split == "validation"
+            return questions.sample(found, SCORED_QUESTIONS), split == "validation"
     return [], True
 
 

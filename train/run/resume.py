@@ -15,7 +15,7 @@ from slm.data.sources.plan import earlier_document_chars
 from slm.model import checkpoint
 from slm.removed_options import without_removed
 from slm.runs import checkpoint_step, list_checkpoints
-from slm.train.config import RunConfig, TrainConfig
+from slm.train.config import RESHARD, RunConfig, TrainConfig
 from slm.train.environment import Environment
 from slm.train.run.run_directory import back_up
 
@@ -34,12 +34,12 @@ class ResumePoint:
 def find_resume_point(resume: str, root: Path, log: Callable[[str], None]) -> ResumePoint:
     """Where the run in ``root`` begins.
 
-    ``resume``: ``auto`` (the newest intact checkpoint), ``never``, or a checkpoint's path or name. ``log`` is called
-    with a line about every damaged checkpoint.
+    ``resume``: ``auto`` or ``reshard`` (the newest intact checkpoint), ``never``, or a checkpoint's path or name.
+    ``log`` is called with a line about every damaged checkpoint.
     """
     if resume == "never":
         return ResumePoint(None, {}, {})
-    if resume != "auto":
+    if resume not in ("auto", RESHARD):
         return _load(named_checkpoint(resume, root))
     return newest_intact(root, log)
 
@@ -71,7 +71,7 @@ def named_checkpoint(resume: str, root: Path) -> Path:
             return own if own.exists() and own.samefile(candidate) else candidate
     have = ", ".join(p.name for p in list_checkpoints(root)) or "none"
     raise UserError(
-        f"resume={resume} is neither auto, never nor a checkpoint directory (checkpoints of {root}: {have})"
+        f"resume={resume} is neither auto, reshard, never nor a checkpoint directory (checkpoints of {root}: {have})"
     )
 
 

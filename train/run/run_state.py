@@ -112,13 +112,12 @@ def limit_seconds(config: TrainConfig, setup: float, closing: float) -> float:
     """Seconds of training that ``max_minutes`` allows, given the set-up before it and what its end takes."""
     if not config.max_minutes:
         return math.inf
-    around = setup + closing if config.minutes_of == "process" else 0.0
-    return max(1e-3, 60 * config.max_minutes - around)
+    return max(1e-3, 60 * config.max_minutes - setup - closing)
 
 
 def check_set_up(config: TrainConfig, setup: float) -> None:
     """UserError where the set-up of a run has taken all the time that it may have."""
-    if config.minutes_of == "process" and config.max_minutes and setup >= 60 * config.max_minutes:
+    if config.max_minutes and setup >= 60 * config.max_minutes:
         raise UserError(
             f"{SET_UP_TOOK} {duration(setup)}, and the run may take {duration(60 * config.max_minutes)}: give more "
             "time (budget= or train.max_minutes=); what set-up made once, such as kernels, is there the next time"

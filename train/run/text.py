@@ -20,7 +20,7 @@ from slm.train.config import RunConfig
 from slm.train.run.run_directory import TOKENIZER
 from slm.vocabulary.exportable import require_exportable
 
-REFUSED = "Take another base or tokenizer, or train without a file for llama.cpp: train.check_export=false"
+REFUSED = "Take another base or tokenizer"
 
 TEXT_BYTES = 1_000_000
 """How much held-out and training text a run keeps, for export's calibration and its proof of equal numbers."""
@@ -77,8 +77,7 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
 
 def check_exportable(config: RunConfig, tokenizer: Tokenizer) -> None:
     """``UserError`` where export would refuse a new run's shape, tokenizer or chat template, those from elsewhere."""
-    elsewhere = config.init_from or config.tokenizer.kind in ("file", "sentencepiece")
-    if not config.train.check_export or not elsewhere:
+    if not (config.init_from or config.tokenizer.kind in ("file", "sentencepiece")):
         return
     rows = -(-tokenizer.vocab_size // resize.MULTIPLE) * resize.MULTIPLE
     ids: dict[str, int | None] = {}

@@ -18,8 +18,7 @@ from slm.report import duration
 from slm.train.interrupt import handle_stop_signals, signal_name, start_apart
 from slm.train.report.run_record import RunRecord
 from slm.train.sweep.grid import Values, describe
-from slm.train.sweep.halving import survivors
-from slm.train.sweep.outcome import NOT_REPEATED, Outcome, last_error, read_outcome
+from slm.train.sweep.outcome import NOT_REPEATED, Outcome, last_error, read_outcome, survivors
 from slm.train.sweep.planned import PlannedRun
 from slm.train.sweep.time_left import TimeLeft
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from slm.configuration import assigned
 from slm.data.errors import UserError
 from slm.train.config import RunConfig
-from slm.train.model_shape import model_shape
-from slm.train.resolve import resolve
+from slm.train.resolve import model_shape, resolve
 from slm.train.sweep.config import SweepOptions
 from slm.train.sweep.grid import Grid, Point
 
@@ -71,7 +70,7 @@ def _plan(point: Point, common: Sequence[str], given: set[str], options: SweepOp
     if options.range_test:
         steps, ratio = options.range_steps, 1 / options.range_factor
         words += [f"train.max_steps={steps}", "optim.schedule=range_test", f"optim.min_lr_ratio={ratio!r}"]
-        words += ["optim.warmup_steps=0", "train.log_every=1", f"train.eval_every={steps}", "train.spike_factor=null"]
+        words += ["optim.warmup_steps=0", f"train.eval_every={steps}", "train.spike_factor=null"]
     elif options.tokens is not None:
         steps = max(1, round(options.tokens / train.tokens_per_step))
         words.append(f"train.max_steps={steps}")

@@ -14,7 +14,7 @@ from slm.configuration import load
 from slm.data.errors import UserError
 from slm.kernels import roofline
 from slm.machine.busy import Others, mark
-from slm.machine.fresh_process import DiedError, in_fresh_process
+from slm.machine.crashes import DiedError, in_fresh_process
 from slm.machine.record import machine_record
 from slm.report import final_json, table
 from slm.train.config import RunConfig

@@ -172,7 +172,7 @@ def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
     import torch
 
     from slm.model.transformer import LanguageModel
-    from slm.train.model_shape import model_shape
+    from slm.train.resolve import model_shape
 
     shape = model_shape(config)
     torch.manual_seed(config.train.seed)

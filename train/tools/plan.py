@@ -5,8 +5,7 @@ from slm.configuration import load
 from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.report import duration, final_json, table
-from slm.train.model_shape import model_shape
-from slm.train.resolve import AUTO, given_value
+from slm.train.resolve import AUTO, given_value, model_shape
 from slm.train.tools.menu import show_menu
 from slm.train.tools.plan_config import PlanConfig
 from slm.train.tools.preset_plan import predicted

@@ -13,6 +13,7 @@ from slm.machine.record import cpu_name
 from slm.model.config import ModelConfig
 from slm.runs import VALIDATION
 from slm.train.budget.corpus import BOOKS_BITS, bits_of
+from slm.train.config import HEAD_DIM
 from slm.train.phases import Phase, bag_of
 from slm.train.predict import records
 from slm.train.predict.law import DEEP_LR, calibrated, learns_slower, text_read, text_worth
@@ -55,8 +56,9 @@ def record_of(root: Path) -> Record:
     planned = predicted.get("tokens") or 0
     epochs = (predicted.get("epochs") or 0.0) * last.tokens / planned if planned else 0.0
     counted = min(read / epochs if epochs else math.inf, (run.setting("optim.init_bigrams") or 0) * bytes_per_token)
-    names = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim")
+    names = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "ffn_dim")
     chosen: dict[str, Any] = {name: run.setting(f"model.{name}") for name in names}
+    chosen["head_dim"] = run.setting("model.head_dim") or HEAD_DIM  # runs of earlier versions have both
     chosen["conv_layers"] = tuple(run.setting("model.conv_layers") or ())
     train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
     model = ModelConfig(**chosen, vocab_size=1, seq_len=train["seq_len"])

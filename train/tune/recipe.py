@@ -24,7 +24,7 @@ from slm.train.config import TrainConfig
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 
-SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "rope_theta")
+SHAPE = ("arch", "n_layers", "d_model", "n_heads", "n_kv_heads", "ffn_dim")
 OTHER_RATES = ("other_lr_scale",)
 """What Muon's learning rates next to ``lr`` are multiplied by."""
 REPLAY = 0.15
@@ -83,8 +83,7 @@ def recipe(
     scales = {"lr_scale": tune.lr_scale, "other_lr_scale": tune.other_lr_scale}
     options = start_from(run, directory, **scales, given=given, optim=optim)
     options |= {"optim.min_lr_ratio": 0.0, "name": f"{run.name}-chat", "train.keep_last": 1}
-    options |= {"train.minutes_of": "process", "train.sample_tokens": 32}
-    options |= {"train.sample_prompts": "[]", "train.sample_questions": 3}
+    options |= {"train.sample_prompts": "[]"}
     if tune.lora:
         options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}
         options |= {"lora.rank": tune.lora, **FROM_ELSEWHERE, "optim.min_lr_ratio": 0.0}

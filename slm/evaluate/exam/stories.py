@@ -11,7 +11,7 @@ from slm import report
 from slm.data.chat.story_chat import ExamQuestion
 from slm.evaluate.exam.answers import Answers
 from slm.evaluate.exam.grading import interval
-from slm.evaluate.exam.table import Wrong, show_wrong, too_long_line
+from slm.evaluate.exam.own import Wrong, show_wrong, too_long_line
 from slm.evaluate.progress import progress_bar
 
 MOST_TOKENS = 64

@@ -8,7 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from slm.serve.api.root_path import WithoutPrefix
+from slm.serve.api.server import WithoutPrefix
 from slm.serve.api.static_pages import page_routes
 
 

@@ -5,8 +5,7 @@ import pytest
 from slm.data.errors import UserError
 from slm.serve.bench import contenders as module
 from slm.serve.bench.config import BenchOptions
-from slm.serve.bench.contenders import Contender, contenders, llama_cpp_server, llama_server, running
-from slm.serve.bench.tools import find_tool
+from slm.serve.bench.contenders import Contender, contenders, find_tool, llama_cpp_server, llama_server, running
 
 
 def test_other_servers_use_physical_cores(monkeypatch):

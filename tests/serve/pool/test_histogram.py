@@ -1,4 +1,4 @@
-from slm.serve.pool.histogram import Histogram
+from slm.serve.pool.counters import Histogram
 
 
 def test_buckets_are_cumulative():

@@ -28,7 +28,7 @@ def test_options_and_choices():
     assert candidates(["train"], "train.checkpoint_e") == ["train.checkpoint_every="]
     assert candidates(["train"], "preset=1") == ["preset=10m", "preset=125m"]
     assert candidates(["train"], "data=wiki") == ["data=wikipedia_stories", "data=wikitext"]
-    assert candidates(["train"], "train.compile=") == ["train.compile=true", "train.compile=false"]
+    assert candidates(["train"], "train.calibrate_head=") == ["train.calibrate_head=true", "train.calibrate_head=false"]
     assert candidates(["train"], "data.file") == []
     assert candidates(["train", "data=local"], "data.file") == ["data.files="]
     assert candidates(["serve"], "serve.slots") == ["serve.slots="]

@@ -27,8 +27,7 @@ SMALL = (
     "train.eval_blocks=4",
     "train.threads=1",
     "train.workers=0",
-    "train.sample_tokens=4",
-    "train.log_every=1",
+    "train.sample_prompts=[]",
 )
 """A model that every stage is soon done with."""
 

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from slm.machine.fresh_process import DiedError, in_fresh_process
+from slm.machine.crashes import DiedError, in_fresh_process
 
 
 def pid_and(value: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from slm.data.errors import UserError
 from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_model
 from slm.train.bench_recipe import bench, hf_trainer
+from slm.train.bench_recipe.bench import score
 from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
 from slm.train.bench_recipe.contender import (
     Entry,
@@ -28,7 +29,6 @@ from slm.train.bench_recipe.contender import (
 )
 from slm.train.bench_recipe.nanochat import rehearsal_iterations, scaled_rates, step_seconds, steps_that_fit
 from slm.train.bench_recipe.ours import chosen
-from slm.train.bench_recipe.score import score
 from slm.train.bench_recipe.texts import check_unread, validation_documents
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.report.run_record import RunRecord
@@ -235,7 +235,7 @@ def test_the_score_is_all_nats_over_all_bytes(tmp_path):
 
 def test_minutes_that_end_before_set_up_are_one_line(tmp_path):
     """The words of a contender that failed are those of a real run that had no time left."""
-    asked = TrainConfig(max_steps=1, seq_len=32, micro_batch=4, max_minutes=0.1, minutes_of="process")
+    asked = TrainConfig(max_steps=1, seq_len=32, micro_batch=4, max_minutes=0.1)
     with pytest.raises(UserError) as caught:
         check_set_up(asked, setup=14.2)
     program = f"import sys; sys.exit('error: ' + {str(caught.value)!r})"

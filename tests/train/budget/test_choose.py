@@ -31,7 +31,7 @@ def test_bad_budgets_are_one_line():
 
 def test_a_named_preset_keeps_its_size_and_gets_the_time():
     config = resolve(["preset=10m", "budget=90m"], no_choice, no_choice)
-    assert (config.model.d_model, config.train.max_minutes, config.train.minutes_of) == (512, 90.0, "process")
+    assert (config.model.d_model, config.train.max_minutes) == (512, 90.0)
     assert config.train.max_steps == 1_000_000
     assert resolve(["preset=10m", "budget=90m", "train.max_steps=7"], no_choice, no_choice).train.max_steps == 7
 
@@ -50,14 +50,14 @@ def test_what_is_chosen_becomes_ordinary_options_and_what_is_given_wins():
 
 def test_a_choice_is_made_of_this_machine_and_text_and_kept_for_the_next_start(tmp_path, corpus, monkeypatch, capsys):
     monkeypatch.setattr(choose, "measured", lambda *_: MACHINE)
-    argv = ["budget=20m", "data=local", f"data.files=[{corpus}]", f"runs_dir={tmp_path}", "train.log_every=7"]
+    argv = ["budget=20m", "data=local", f"data.files=[{corpus}]", f"runs_dir={tmp_path}", "train.keep_last=7"]
     config = resolve(argv, no_choice, choose.choose)
     shown = capsys.readouterr().out
     assert "layers x width" in shown
     assert "the lowest predicted bits per byte" in shown
     assert "more text would help, more time would not" in shown  # 400 short documents
     assert config.train.max_steps == math.ceil(choice.LEAST_STEPS / (1 - config.distill.born_again))
-    assert config.train.log_every == 7
+    assert config.train.keep_last == 7
     assert (
         config.facts["predicted"]["low"]
         < config.facts["predicted"]["bits_per_byte"]

@@ -11,14 +11,14 @@ from slm.kernels.fused import Fused
 from slm.model import checkpoint, lora
 from slm.model.transformer import LanguageModel
 from slm.train.backend import AutogradBackend, Backend, KernelBackend
-from slm.train.config import LoraConfig
+from slm.train.config import ADAPTER_SCALE, LoraConfig
 from slm.train.lora.adapter import AdapterParameters
 from slm.train.objective.batch import split
 from slm.train.step import train_step
 from tests.helpers.kernels import kernels_for_test
 from tests.train.test_scored_tokens import PLAIN, SHAPE, conversations, new_model
 
-CONFIG = LoraConfig(rank=3, alpha=5)
+CONFIG = LoraConfig(rank=3)
 
 
 def new_adapter(model: LanguageModel, config: LoraConfig = CONFIG) -> AdapterParameters:
@@ -44,7 +44,7 @@ def expected(config: LoraConfig = CONFIG) -> dict[str, torch.Tensor]:
     pairs = new_adapter(model, config).pairs
     weights = dict(frozen.named_parameters())
     for name, (a_RI, b_OR) in pairs.items():
-        weights[name] = weights[name].detach() + config.scale * b_OR @ a_RI
+        weights[name] = weights[name].detach() + ADAPTER_SCALE * b_OR @ a_RI
     nats, n_scored = torch.zeros(()), 0
     for block in conversations():
         ids, targets, starts = split(block[None])
@@ -136,7 +136,7 @@ def test_merged_weights_are_the_base_and_the_product_as_they_were(tmp_path):
         own = merged[name]
         if name in adapter.pairs:
             a_RI, b_OR = pairs[name]
-            torch.testing.assert_close(own, weight + CONFIG.scale * b_OR @ a_RI)
+            torch.testing.assert_close(own, weight + ADAPTER_SCALE * b_OR @ a_RI)
             assert not torch.equal(own, weight)
         else:
             assert torch.equal(own, weight)

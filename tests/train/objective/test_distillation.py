@@ -28,10 +28,8 @@ from tests.train.objective.test_preference import BLOCKS, PLAIN, backend_of, mod
 N_IDS = 120
 """Of 128 rows of the vocabulary: the last ones stand for nothing."""
 CONFIGS = {
-    "both at 1": DistillConfig(alpha=0.7),
+    "both": DistillConfig(alpha=0.7),
     "only the teacher": DistillConfig(alpha=1.0),
-    "both at 2": DistillConfig(alpha=0.6, temperature=2.0),
-    "only the teacher at 3": DistillConfig(alpha=1.0, temperature=3.0),
 }
 
 
@@ -41,29 +39,28 @@ def blocks() -> np.ndarray:
     return (BLOCKS & 0x7F) % N_IDS | flags
 
 
-def teacher_of(model, temperature: float = 1.0) -> ModelTeacher:
-    return ModelTeacher(model, make_frozen_backend(model, PLAIN), n_ids=N_IDS, temperature=temperature)
+def teacher_of(model) -> ModelTeacher:
+    return ModelTeacher(model, make_frozen_backend(model, PLAIN), n_ids=N_IDS)
 
 
 def plain_losses(config: DistillConfig, model, teacher, batch) -> tuple[torch.Tensor, float]:
     """The mean loss by the definition, and the mean KL."""
     scored = batch.targets != -100
     z, t = model(batch.ids, starts_BT=batch.starts)[scored], teacher(batch.ids, starts_BT=batch.starts)[scored]
-    T = config.temperature
-    log_p, q = (z / T).log_softmax(-1)[:, :N_IDS], (t[:, :N_IDS] / T).softmax(-1).detach()
+    log_p, q = z.log_softmax(-1)[:, :N_IDS], t[:, :N_IDS].softmax(-1).detach()
     kl = (q * (q.log() - log_p)).sum(1).mean()
-    return (1 - config.alpha) * F.cross_entropy(z, batch.targets[scored]) + config.alpha * T**2 * kl, kl.item()
+    return (1 - config.alpha) * F.cross_entropy(z, batch.targets[scored]) + config.alpha * kl, kl.item()
 
 
 @pytest.mark.parametrize("kind", ["autograd", "avx2", "avx512bf16"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_those_of_the_definition(name, kind):
     config, batch = CONFIGS[name], split(blocks())
-    model, teacher = model_of(1, "2" in name), model_of(2)
+    model, teacher = model_of(1, name == "both"), model_of(2)
     wanted, kl = plain_losses(config, model, teacher, batch)
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = dict(zip(names, torch.autograd.grad(wanted, parameters), strict=True))
-    objective = DistillObjective(config, teacher_of(teacher, config.temperature))
+    objective = DistillObjective(config, teacher_of(teacher))
     count = int((batch.targets != -100).sum())
     part = objective.gradients(backend_of(kind, model), batch, 1 / count)
     low = kind == "avx512bf16"
@@ -84,18 +81,18 @@ def test_a_model_that_computes_along_gives_the_gradients_of_the_definition(name,
     monkeypatch.setattr(soft_targets, "SHOWN", 1)
     config, batch = CONFIGS[name], split(blocks())
     model, teacher = model_of(1, vocab_size=1024), model_of(2, vocab_size=1024)
-    scored, T = batch.targets != -100, config.temperature
+    scored = batch.targets != -100
     z, t = (each(batch.ids, starts_BT=batch.starts)[scored] for each in (model, teacher))
     targets, offsets, words = batch.targets[scored], torch.zeros(1024), draw(batch.targets, 1024, count)
     assert (words is None) == (count == 0)
     if words is not None:
         z, t, offsets, targets = z[:, words.ids], t[:, words.ids], words.offsets, words.places(targets)
-    log_p, log_q = ((each / T + offsets).log_softmax(-1) for each in (z, t.detach()))
+    log_p, log_q = ((each + offsets).log_softmax(-1) for each in (z, t.detach()))
     kl = (log_q.exp() * (log_q - log_p)).sum(1).mean()
-    wanted = (1 - config.alpha) * F.cross_entropy(z + offsets, targets) + config.alpha * T**2 * kl
+    wanted = (1 - config.alpha) * F.cross_entropy(z + offsets, targets) + config.alpha * kl
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = dict(zip(names, torch.autograd.grad(wanted, parameters), strict=True))
-    live = ModelTeacher(teacher, backend_of(teaches, teacher), n_ids=1024, temperature=T)
+    live = ModelTeacher(teacher, backend_of(teaches, teacher), n_ids=1024)
     objective = DistillObjective(config, live, sampled=count, n_ids=1024)
     part = objective.gradients(backend_of(kind, model), batch, 1 / int(scored.sum()))
     low = "avx512bf16" in (kind, teaches)
@@ -103,8 +100,7 @@ def test_a_model_that_computes_along_gives_the_gradients_of_the_definition(name,
     assert part.sums["teacher_kl"] / part.count == pytest.approx(kl.item(), rel=5e-2 if low else 1e-3)
     for key, parameter in model.named_parameters():
         error = (parameter.grad - gradients[key]).norm() / gradients[key].norm()
-        # At a temperature two new models' distributions are nearly one, and what is left of them is rounded.
-        assert error < (0.05 * T if low else 2e-4), f"{key}: {error}"
+        assert error < (0.05 if low else 2e-4), f"{key}: {error}"
 
 
 def test_what_is_drawn_of_a_distribution_is_the_distribution_on_average():
@@ -202,7 +198,7 @@ def test_it_heals_what_rounding_costs():
     tiny.randomize(model)
     ids = torch.arange(64).view(2, 32) * 5 % 400
     block = torch.cat([ids, ids[:, :1]], 1).numpy().astype(np.int32)
-    teacher = ModelTeacher(copy := frozen_copy(model), make_frozen_backend(copy, PLAIN), n_ids=400, temperature=1.0)
+    teacher = ModelTeacher(copy := frozen_copy(model), make_frozen_backend(copy, PLAIN), n_ids=400)
     objective = DistillObjective(DistillConfig(alpha=1.0), teacher)
     fake_quant = FakeQuant(model, "tq2_0", 1.0, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
@@ -222,7 +218,6 @@ def test_it_heals_what_rounding_costs():
     ("options", "message"),
     [
         ({"alpha": 0.0}, "above 0 and at most 1"),
-        ({"temperature": 0.0}, "from 0.1 to 100"),
         ({"cache": "there"}, "name the teacher"),
     ],
 )

@@ -21,7 +21,7 @@ from tests.helpers.small_run import OPTIONS, QUICK, SmallRun, differences, recor
 def words(base) -> list[str]:
     """A new model that learns from the base."""
     options = [f"data.files=[{base.parent.parent}/documents.jsonl]", f"distill.teacher={base}", "tokenizer=file"]
-    steps = ["train.max_steps=6", "train.checkpoint_every=3", "train.keep_last=9", "train.log_every=1"]
+    steps = ["train.max_steps=6", "train.checkpoint_every=3", "train.keep_last=9"]
     return [*options, f"tokenizer.path={base}/tokenizer", *steps]
 
 
@@ -48,12 +48,12 @@ def test_it_goes_on_where_it_was_stopped_to_the_bit(base, words, tmp_path):
 
 def test_quantized_weights_learn_from_the_model_that_they_came_from(base, tmp_path):
     """``make qat ... distill.teacher=self``: rounded from the first step on, with the unquantized model as teacher."""
-    more = ("train.qat=tq2_0", "train.log_every=1", "train.max_steps=3", "train.precision=f32")
+    more = ("train.qat=tq2_0", "train.max_steps=3", "train.precision=f32")
     argv = [
         f"base={base}",
         f"runs_dir={tmp_path}/runs",
         *QUICK,
-        "train.sample_tokens=2",
+        "train.sample_prompts=[]",
         *more,
         "distill.teacher=self",
         "distill.alpha=1",

@@ -13,9 +13,8 @@ from slm.llama import verdict
 from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.llama.quantize import quantize
-from slm.train.objective.batch import split
+from slm.train.objective.batch import segments, split
 from slm.train.objective.gguf_teacher import GGUFTeacher, vocabulary
-from slm.train.objective.segments import segments
 from tests.helpers import broken_llama
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
 from tests.helpers.small_run import SmallRun, losses, write_corpus
@@ -31,7 +30,7 @@ def model(tmp_path_factory) -> Path:
 
 def teacher_of(path: Path) -> GGUFTeacher:
     n_ids = base_tokenizer().vocab_size
-    return GGUFTeacher(path, seq_len=40, n_ids=n_ids, temperature=1.0, n_threads=1, eot_id=None)
+    return GGUFTeacher(path, seq_len=40, n_ids=n_ids, n_threads=1, eot_id=None)
 
 
 def test_logits_are_those_of_llama_cpp_to_the_bit(model):

@@ -14,7 +14,7 @@ from slm.kernels.fused import Fused
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.train.backend import AutogradBackend, KernelBackend, make_frozen_backend
-from slm.train.config import LoraConfig, PreferenceConfig
+from slm.train.config import ADAPTER_SCALE, LoraConfig, PreferenceConfig
 from slm.train.environment import Environment
 from slm.train.lora.adapter import AdapterParameters
 from slm.train.objective.batch import split
@@ -33,7 +33,7 @@ PAIRS = ([(5, 9, 3), (4, 2, 6)], [(7, 12, 9)], [(3, 1, 1), (2, 5, 5), (4, 4, 7)]
 """Per block: tokens of prompt, chosen and rejected answer."""
 CONFIGS = {
     "dpo": PreferenceConfig(loss="dpo", beta=0.3),
-    "smoothed dpo with sft": PreferenceConfig(loss="dpo", beta=0.5, label_smoothing=0.1, sft=0.7),
+    "dpo with sft": PreferenceConfig(loss="dpo", beta=0.5, sft=0.7),
     "orpo": PreferenceConfig(loss="orpo", beta=0.4),
 }
 
@@ -82,8 +82,7 @@ def plain_loss(config: PreferenceConfig, model, reference) -> torch.Tensor:
             with torch.no_grad():
                 yes_0, no_0 = log_p(reference, chosen, prompt), log_p(reference, rejected, prompt)
             z = config.beta * ((yes.sum() - yes_0.sum()) - (no.sum() - no_0.sum()))
-            eps = config.label_smoothing
-            loss = (1 - eps) * F.softplus(-z) + eps * F.softplus(z) + config.sft * -yes.mean()
+            loss = F.softplus(-z) + config.sft * -yes.mean()
         else:
             p_yes, p_no = yes.mean().exp(), no.mean().exp()
             ratio = torch.log((p_yes / (1 - p_yes)) / (p_no / (1 - p_no)))
@@ -211,7 +210,7 @@ def test_an_adapter_gets_the_gradients_of_the_merged_weights():
     wanted.backward()
     assert part.loss / len(EACH) == pytest.approx(wanted.item(), rel=1e-5)
     for name, (a_RI, b_OR) in adapter.pairs.items():
-        gradient_OI = adapter.config.scale * weights[name].grad
+        gradient_OI = ADAPTER_SCALE * weights[name].grad
         torch.testing.assert_close(a_RI.grad, b_OR.T @ gradient_OI, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(b_OR.grad, gradient_OI @ a_RI.T, rtol=1e-3, atol=1e-6)
 
@@ -230,9 +229,8 @@ def test_a_block_of_padding_alone_counts_nothing():
     ("options", "message"),
     [
         ({"loss": "dpo", "beta": 0.0}, "must be above 0"),
-        ({"loss": "dpo", "label_smoothing": 0.5}, "below 0.5"),
         ({"loss": "dpo", "sft": -1.0}, "0 or above"),
-        ({"loss": "orpo", "sft": 0.1}, r"are for preference.loss=dpo"),
+        ({"loss": "orpo", "sft": 0.1}, r"is for preference.loss=dpo"),
     ],
 )
 def test_wrong_options_are_one_line(options, message):

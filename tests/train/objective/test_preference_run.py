@@ -18,12 +18,11 @@ from tests.helpers.programs import Program
 from tests.helpers.small_run import QUICK, differences, records
 
 SHORT = (
-    "train.sample_tokens=2",
+    "train.sample_prompts=[]",
     "train.seq_len=96",
     "train.micro_batch=2",
     "train.grad_accum=2",
     "train.eval_blocks=2",
-    "train.log_every=1",
 )
 STEPS = ("train.max_steps=6", "train.checkpoint_every=3", "train.eval_every=3", "train.keep_last=9")
 

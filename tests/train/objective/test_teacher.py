@@ -11,8 +11,7 @@ from slm.llama import random_model
 from slm.model.checkpoint import load_model
 from slm.train.config import TrainConfig
 from slm.train.environment import Environment
-from slm.train.objective.batch import split
-from slm.train.objective.segments import segments
+from slm.train.objective.batch import segments, split
 from slm.train.objective.teacher import Named, frozen_teacher
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
 
@@ -28,7 +27,7 @@ def folder(tmp_path_factory):
 
 
 def named(path, tokenizer=None, **changes) -> Named:
-    options = {"temperature": 1.0, "eot_id": None, "short": True} | changes
+    options = {"eot_id": None, "short": True} | changes
     return Named(str(path), tokenizer or base_tokenizer(), TRAIN, PLAIN, **options)
 
 
@@ -41,10 +40,9 @@ def conversations() -> np.ndarray:
     return np.stack(blocks).astype(np.int32)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_a_gguf_says_what_its_checkpoint_says(folder, temperature):
+def test_a_gguf_says_what_its_checkpoint_says(folder):
     batch = split(conversations())
-    dense = [named(path, temperature=temperature).load() for path in (folder, folder / "model.gguf")]
+    dense = [named(path).load() for path in (folder, folder / "model.gguf")]
     scored = (batch.targets != -100).flatten()
     one, two = (each.targets(batch).probabilities(slice(0, scored.numel()))[scored] for each in dense)
     assert one.shape == (int(scored.sum()), base_tokenizer().vocab_size)
@@ -72,7 +70,7 @@ def test_documents_that_do_not_see_each_other_are_apart_for_the_teacher_too(fold
     eot = base_tokenizer().eot_id
     block = np.array([[5, 6, eot, 7, 8, 9, 10, 11]], dtype=np.int32)
     teachers = [
-        frozen_teacher(model, PLAIN, 500, 1.0, eot),
+        frozen_teacher(model, PLAIN, 500, eot),
         named(folder / "model.gguf", eot_id=eot).load(),
     ]
     with torch.no_grad():
@@ -104,7 +102,6 @@ def test_other_tokens_are_refused_in_one_line(folder):
             base_tokenizer(),
             TrainConfig(max_steps=1, seq_len=10**6, micro_batch=1),
             PLAIN,
-            temperature=1.0,
             eot_id=None,
             short=False,
         )

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from slm.train.optim.muon import Muon
-from slm.train.optim.orthogonalize import orthogonalize
+from slm.train.optim.muon import Muon, orthogonalize
 
 GROUP = {
     "kind": "muon",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slm.train.optim.orthogonalize import orthogonalize
+from slm.train.optim.muon import orthogonalize
 
 
 def matrices(*shape: int, smallest: float = 0.05) -> torch.Tensor:

@@ -57,7 +57,7 @@ def test_the_size_is_that_of_the_models_own_layers():
     width = build(RunConfig, load_config("train", ["preset=tiny"])).model.d_model
     plain = size()
     # A convolution has four matrices of width x width where these heads' attention has three.
-    assert size("model.arch=lfm2", "model.conv_layers=[true,false]") == plain + width**2
+    assert size("model.arch=lfm2") == plain + width**2
 
 
 def test_a_validation_makes_it_bits_per_byte():

@@ -32,7 +32,7 @@ def write_chats(folder: Path, count: int = 60, answer: str = "cat") -> Path:
 
 
 def asked(folder: Path, chats: Path, *more: str, main: bool = True) -> RunQuestions:
-    config = resolve(["preset=tiny", "data=chat", f"data.files=[{chats}]", "train.sample_questions=2", *more], choose)
+    config = resolve(["preset=tiny", "data=chat", f"data.files=[{chats}]", *more], choose)
     return prepare(config, folder, main=main)
 
 
@@ -75,9 +75,8 @@ def test_where_validations_score_what_is_learned_nothing_is_held_out(tmp_path):
 def test_only_the_first_process_asks_and_only_about_conversations(tmp_path):
     chats = write_chats(tmp_path)
     assert not asked(tmp_path, chats, main=False)
-    assert not asked(tmp_path, chats, "train.sample_questions=0")
     words = ["preset=tiny", "data=local", f"data.files=[{write_corpus(tmp_path / 'd.jsonl')}]"]
-    text = resolve([*words, "train.sample_questions=2"], choose)
+    text = resolve(words, choose)
     assert not prepare(text, tmp_path, main=True)
     assert not (tmp_path / QUESTIONS).exists()
 
@@ -98,16 +97,16 @@ def test_a_score_takes_its_share_of_a_run_and_is_asked_again_with_the_same(tmp_p
     made = attached(asked(tmp_path, write_chats(tmp_path, 200), "data.val_fraction=0.5"))
     clock = Slow(monkeypatch, 3.0)
     made._model.continued = clock.continued
-    out, texts = made.before(450.0)  # 9 seconds: the two that are shown, then three groups
-    assert (len(out.asked), out.right, made.closing_seconds) == (2 + 3 * questions.FEW, 26, 12.0)
-    assert [text.partition("\n")[2] for text in texts] == ["expected: cat\ngiven: cat"] * 2
+    out, texts = made.before(450.0)  # 9 seconds: the three that are shown, then three groups
+    assert (len(out.asked), out.right, made.closing_seconds) == (3 + 3 * questions.FEW, 27, 12.0)
+    assert [text.partition("\n")[2] for text in texts] == ["expected: cat\ngiven: cat"] * 3
     after, _ = made.after()
     assert after.asked == out.asked
     resumed = attached(asked(tmp_path, tmp_path / "chats.jsonl", "data.val_fraction=0.5"))
-    resumed.resume({"questions": 26, "seconds": 12.0})
+    resumed.resume({"questions": 27, "seconds": 12.0})
     assert (resumed._asked, resumed.closing_seconds) == (out.asked, 12.0)
     resumed.resume(None)
-    assert len(resumed._asked) == 2 + questions.FEW, "a run that began before there were questions"
+    assert len(resumed._asked) == 3 + questions.FEW, "a run that began before there were questions"
 
 
 def test_answers_at_validations_take_little_of_the_time(tmp_path, monkeypatch):
@@ -119,8 +118,9 @@ def test_answers_at_validations_take_little_of_the_time(tmp_path, monkeypatch):
     assert made.limited
 
 
-def test_long_answers_are_weighed_and_shown(tmp_path):
-    made = attached(asked(tmp_path, write_chats(tmp_path, answer="It is long. " * 20), "train.sample_tokens=3"))
+def test_long_answers_are_weighed_and_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr(questions, "SHOWN_TOKENS", 3)
+    made = attached(asked(tmp_path, write_chats(tmp_path, answer="It is long. " * 20)))
     out, texts = made.before(1.0)
     assert (out.judged, len(texts)) == (0, 2)
     assert 3 < out.nats()[0] < 20
@@ -138,7 +138,7 @@ def tuned(tmp_path_factory) -> tuple[Path, str]:
     save_model(base, LanguageModel(tiny.config(vocab_size=tokenizer.vocab_size, n_layers=1, tie_embeddings=True)))
     tokenizer.save(base)
     options = [f"base={base}", f"runs_dir={folder}/runs", "data=chat", f"data.files=[{write_chats(folder)}]"]
-    options += [*QUICK, "train.seq_len=64", "train.micro_batch=4", "train.eval_blocks=2", "train.log_every=1"]
+    options += [*QUICK, "train.seq_len=64", "train.micro_batch=4", "train.eval_blocks=2"]
     options += ["data.max_epochs=99", "train.max_steps=30", "train.eval_every=15", "train.checkpoint_every=15"]
     # The base is random: its first gradients are far larger than the later ones, and must be forgotten.
     options += [

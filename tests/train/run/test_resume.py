@@ -33,7 +33,7 @@ def test_a_run_that_an_older_version_saved_may_go_on(tmp_path):
     """Those saved what Hydra had composed: no defaults of other keys, ``name`` as it was given."""
     words = ["preset=tiny", "data=local", "data.files=[a.txt]", "train.max_steps=5"]
     older = load_config("train", words)
-    for key in ("mask_documents", "reshard", "kernels"):  # options that did not exist then
+    for key in ("mask_documents", "sampled_softmax", "kernels"):  # options that did not exist then
         del older["train"][key]
     assert older["name"] is None
     assert "subset" not in older["data"]

@@ -12,7 +12,7 @@ from slm.train.guards import AwakeClock
 from slm.train.optim.schedule import learning_rate
 from slm.train.run.run_state import RunState, check_set_up, limit_seconds
 
-CONFIG = TrainConfig(max_steps=1_000_000, max_minutes=10, minutes_of="process", seq_len=8, micro_batch=1)
+CONFIG = TrainConfig(max_steps=1_000_000, max_minutes=10, seq_len=8, micro_batch=1)
 OPTIM = build(RunConfig, load_config("train", ["preset=tiny"])).optim
 
 
@@ -73,8 +73,8 @@ def test_a_second_start_adds_its_set_up_and_no_pause():
     assert later.awake == pytest.approx(600 - 40 - 30 - 12 - 200, abs=1)
 
 
-def test_training_time_alone_is_the_default():
-    assert limit_seconds(TrainConfig(max_steps=1, seq_len=1, micro_batch=1, max_minutes=2), 30, 30) == 120
+def test_the_minutes_are_those_of_the_whole_process():
+    assert limit_seconds(CONFIG, 30, 30) == 540
     check_set_up(CONFIG, 599)
     with pytest.raises(UserError, match="set-up took 10:01, and the run may take 10:00: give more time"):
         check_set_up(CONFIG, 601)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from slm.train.sweep.halving import deviation, mean, survivors
+from slm.train.sweep.outcome import deviation, mean, survivors
 
 
 def test_the_better_half_goes_on_in_its_order():

@@ -18,11 +18,9 @@ from tests.helpers.ranks import fork_ranks
 from tests.helpers.small_run import losses, records
 
 QUICK = (
-    "train.compile=false",
-    "train.kernels=false",
+    "train.kernels=eager",
     "train.threads=1",
     "train.sample_prompts=[]",
-    "train.log_every=1",
 )
 SHORT = ("train.seq_len=96", "train.max_steps=3", "train.eval_blocks=4", "optim.warmup_steps=1", "train.precision=f32")
 

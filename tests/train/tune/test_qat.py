@@ -49,13 +49,12 @@ def test_what_cannot_be_continued_is_one_line(base, tmp_path):
 
 def test_it_computes_with_quantized_weights_from_its_first_step(base, tmp_path):
     quick = (
-        "train.compile=false",
-        "train.kernels=false",
+        "train.kernels=eager",
         "train.threads=1",
         "train.workers=0",
-        "train.sample_tokens=4",
+        "train.sample_prompts=[]",
     )
-    words = ("train.qat=tq2_0", "train.log_every=1", "train.max_steps=6", "train.precision=f32")
+    words = ("train.qat=tq2_0", "train.max_steps=6", "train.precision=f32")
     program = Program("slm.train.tune.qat", [f"base={base}", f"runs_dir={tmp_path}/runs", *quick, *words], tmp_path)
     out, err = program.communicate(timeout=240)
     assert program.returncode == 0, err

@@ -9,8 +9,8 @@ from slm.data.chat.formats import to_document
 from slm.data.chat.tokens import with_chatml
 from slm.evaluate.exam import own
 from slm.evaluate.exam.answers import AT_ONCE, CheckpointAnswers, GGUFAnswers, Reply, groups
+from slm.evaluate.exam.own import shortened
 from slm.evaluate.exam.questions import choose_scores, collect
-from slm.evaluate.exam.table import shortened
 from slm.model.transformer import LanguageModel
 from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.chat_model import base_tokenizer, write_chat_gguf
