@@ -20,7 +20,7 @@ import psutil
 from tests.helpers.small_run import OPTIONS, records
 from tests.helpers.studio import StudioProcess
 
-WORDS = ("train", *OPTIONS, "name=mine", "train.max_steps=1000000", "train.eval_every=1000000", "train.log_every=5")
+WORDS = ("train", *OPTIONS, "name=mine", "train.max_steps=1000000", "train.eval_every=1000000")
 
 
 def main(rounds: int = 4, seconds: float = 20.0) -> None:
