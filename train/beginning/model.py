@@ -52,6 +52,7 @@ def new_model(
     warning = check_memory(
         shape,
         train,
+        optimizer=config.optim.name,
         rank=config.lora.rank,
         base_bits=base.bits,
         frozen=frozen,
