@@ -35,7 +35,7 @@ def check_memory(
 ) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
-    The state is that of ``state_bytes``, or with an adapter of this ``rank`` the weights, held in
+    The state is what ``state_bytes`` counts, or with an adapter of this ``rank`` the weights, held in
     ``base_bits``, and those of the adapter; with ``train.qat`` the quantized weights, their blocks and what
     rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top (``ModelConfig.activation_bytes``). Where the kernels

@@ -52,8 +52,8 @@ class Adafactor(Optimizer):
         self._rates = {p: (group["lr"], group["weight_decay"]) for group in self.param_groups for p in group["params"]}
 
     def end(self) -> float:
-        """Close the update. Returns the L2 norm of all gradients together; where it is not finite, the parameters whose
-        gradients were finite have changed, and no others."""
+        """Close the update. Returns the L2 norm of all gradients together; where it is not finite, the parameters with
+        finite gradients have changed, and no others."""
         self._rates = {}
         return math.sqrt(sum(self._squares.values()))
 
