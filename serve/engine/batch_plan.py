@@ -92,6 +92,8 @@ class Plan:
     """Per admission, the slot from which those tokens are copied first; None: they are in the slot already."""
     stops: tuple[tuple[int, ...], ...] = ()
     """Per admission, the sequence's ``stops``."""
+    displaced: tuple[tuple[int, ...], ...] = ()
+    """Per admission, the tokens that the slot held."""
 
 
 def make_plan(
@@ -229,11 +231,8 @@ def _stops(sequence: Sequence, choice: _SlotChoice, limits: Limits) -> tuple[int
 
 def _reusable(sequence: Sequence) -> list[int]:
     """The tokens of a waiting sequence that may come from what others have computed."""
-    # A scored prompt needs the logits of every token.
-    if not sequence.use_prefix_cache or sequence.scores_prompt:
-        return []
     # At least one token must be computed, or there are no logits to sample the next from.
-    return sequence.tokens[:-1]
+    return sequence.tokens[:-1] if sequence.reuses else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +265,9 @@ def _choose_slot(
     conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
     ``GAP_COST``). Of equals, the first is taken.
     """
-    shared = {slot: _common_prefix(tokens, cached.get(slot, ())) for slot in slots}
+    shared = {slot: common_prefix(tokens, cached.get(slot, ())) for slot in slots}
     common = {
-        slot: _kept(n, len(cached.get(slot, ())), kept[slot]) if slot in kept else whole_chunks(n, limits)
+        slot: kept_prefix(n, len(cached.get(slot, ())), kept[slot]) if slot in kept else whole_chunks(n, limits)
         for slot, n in shared.items()
     }
 
@@ -284,12 +283,12 @@ def _choose_slot(
     if not limits.min_copied or not limits.prefix_cache or not tokens:
         n_common = max(shared.values())
         if limits.kept_before_end:
-            n_common = max([n_common, *(_common_prefix(tokens, each.tokens) for each in computing)])
+            n_common = max([n_common, *(common_prefix(tokens, each.tokens) for each in computing)])
         return _SlotChoice(best, n_cached, n_common=n_common)
     n_pending = n_now = 0
     source: int | None = None
     for other in computing:
-        n = _common_prefix(tokens, other.tokens[: other.n_prompt] if limits.fixed_chunk else other.tokens)
+        n = common_prefix(tokens, other.tokens[: other.n_prompt] if limits.fixed_chunk else other.tokens)
         n_pending = max(n_pending, whole_chunks(n, limits))
         n = whole_chunks(min(n, other.n_computed), limits)
         if n > n_now:
@@ -303,7 +302,7 @@ def _choose_slot(
     return _SlotChoice(best, n_cached, None, n_pending)
 
 
-def _kept(n_common: int, n_held: int, kept: Seq[int]) -> int:
+def kept_prefix(n_common: int, n_held: int, kept: Seq[int]) -> int:
     """Of ``n_common`` tokens, as many as a slot can go back to that holds ``n_held`` and has states after ``kept``."""
     return n_held if n_common == n_held else max((n for n in kept if n <= n_common), default=0)
 
@@ -313,7 +312,7 @@ def whole_chunks(n: int, limits: Limits) -> int:
     return n - n % limits.fixed_chunk if limits.fixed_chunk else n
 
 
-def _common_prefix(a: Seq[int], b: Seq[int]) -> int:
+def common_prefix(a: Seq[int], b: Seq[int]) -> int:
     """Length of the common prefix. A binary search, because slices are compared at C's speed."""
     low, high = 0, min(len(a), len(b))
     if not high or a[0] != b[0]:

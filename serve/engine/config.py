@@ -41,6 +41,9 @@ class EngineOptions:
     prefix_cache: bool = True
     """Whether a slot keeps what it has computed, for later prompts with the same prefix (of 16 tokens or more). The
     rest of such a prompt is computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
+    cache_ram: int = 1024
+    """MiB, at most, of prompts that had to leave their slots for others: they are put back where they are asked for
+    again, while the machine has memory to spare. 0: they are computed again. Not for ``kv_tokens``."""
     exact: bool = False
     """Batch-invariant: a request gives the same bits whatever else is computed. Every sequence is computed by itself
     within a step, and prompts are always cut into the same chunks. It costs speed where many sequences run at once."""
@@ -98,6 +101,7 @@ class EngineConfig(EngineOptions):
             "batch": (1, 1 << 16),
             "ubatch": (1, 1 << 16),
             "prefill_chunk": (1, 1 << 16),
+            "cache_ram": (0, 1 << 20),
             "draft_tokens": (0, 32),
             "n_gpu_layers": (-1, 1 << 16),
             "stream_ms": (0, 1000),

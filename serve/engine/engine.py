@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from dataclasses import replace
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
+from slm.machine.memory import available_bytes
 from slm.serve.engine import generation
-from slm.serve.engine.batch_plan import Chunk, Limits, without_drafts
+from slm.serve.engine.batch_plan import Chunk, Limits, Plan, without_drafts
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.embedder import Embedder
 from slm.serve.engine.generation import Generation
@@ -40,6 +42,7 @@ from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
 from slm.serve.engine.prefill_pace import FLASH_TILE, PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
+from slm.serve.engine.states.displaced import DisplacedPrompts
 from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
@@ -51,8 +54,15 @@ MOST_FORCED = 32
 """Most tokens that a grammar forces and that are computed together."""
 LEAST_FORCED = 4
 """Fewer are not worth a pass of their own: the mask lets nothing else through, so they come one by one."""
+_LEFT_FREE = 1 << 30
+"""Bytes of memory that prompts without a slot leave to others."""
 _PATIENCE_S = 0.002
 """How long a step waits for a mask before it goes on with other sequences."""
+
+
+def _has_room(n_bytes: int) -> bool:
+    """Whether the machine has memory for these bytes, and for others."""
+    return available_bytes() > _LEFT_FREE + 2 * n_bytes  # a copy of it exists for a moment
 
 
 def _blame(error: LlamaError) -> FailureCode:
@@ -93,6 +103,9 @@ class Engine:
         self._constraints = Constraints(self._model)
         self._most_forced = min(MOST_FORCED, self._runner.batch_limit // config.slots - 1)
         self._proposer = make_proposer(config, self._runner)
+        # In one cache for all, slots lose nothing to each other while there is room.
+        keeps = self._prefix_cache and not self._runner.mixes
+        self._displaced = DisplacedPrompts(config.cache_ram * 2**20 if keeps else 0, _has_room)
         self._generations: dict[str, Generation] = {}
         self._batch_invariant = config.exact
         self._most_prefilled = config.prefill_chunk
@@ -164,7 +177,7 @@ class Engine:
             case "save":
                 if not held:
                     raise LlamaError(f"slot {slot} holds nothing")
-                n_bytes = write_slot(path, self._cache_mark, held, self._runner.slot_state(slot))
+                n_bytes = write_slot(path, self._cache_mark, held, self._runner.slot_state(slot, len(held)))
             case "restore":
                 if not self._prefix_cache:
                     raise LlamaError("with this model and these options no slot keeps anything for later requests")
@@ -322,11 +335,13 @@ class Engine:
                 alone=self._pace.tokens(streams=False) if paced else self._runner.batch_limit,
                 slot_tokens=slot_tokens,
             )
+        self._bring_back()
         began = time.perf_counter()
         plan = self._scheduler.plan(self._propose(), self._runner.kept)
         if not plan.chunks:
             self._runner.wait_for_growth()
             return []
+        self._keep_displaced(plan)
         events: list[Event] = []
         for sequence_id, _ in plan.admitted:
             admitted = self._generations[sequence_id]
@@ -364,6 +379,30 @@ class Engine:
             except LlamaError as error:
                 events += self._fail([chunk.sequence_id], str(error), code=_blame(error))
         return events
+
+    def _bring_back(self) -> None:
+        """Puts into a free slot what the next prompt begins with, where no slot holds it and memory does."""
+        if not self._displaced.n_bytes or (wanted := self._scheduler.next_prompt()) is None:
+            return
+        tokens, n_held, slot = wanted
+        found = self._displaced.best(tokens, more_than=n_held, whole=self._runner.keeps_states)
+        if found is None:
+            return
+        self._displaced.take(found)
+        if self._displaced.wants(held := self._scheduler.cached(slot) or (), 0):
+            self._displaced.keep(self._runner.displaced(slot, held))
+        self._scheduler.drop_cached(slot)
+        with contextlib.suppress(LlamaError):  # then it is computed, as if it had not been kept
+            self._runner.put_slot(slot, found.state, len(found.tokens), found.kept)
+            self._scheduler.put_cached(slot, found.tokens)
+
+    def _keep_displaced(self, plan: Plan) -> None:
+        """Keeps what slots are about to lose to the sequences that are admitted."""
+        for (_, slot), n_cached, source, held in zip(
+            plan.admitted, plan.n_cached, plan.copied_from, plan.displaced, strict=True
+        ):
+            if self._displaced.wants(held, n_cached if source is None else 0):
+                self._displaced.keep(self._runner.displaced(slot, held))
 
     def _make_room(self, first_id: str) -> list[Event]:
         """The cache is full: evicts what a free slot caches, else preempts the youngest sequence, else fails

@@ -22,6 +22,7 @@ from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from slm.serve.engine.kv_growth import KvGrowth, first_length
 from slm.serve.engine.messages import FimTokens, ModelInfo, RankForm
 from slm.serve.engine.states.checkpoints import Checkpoints
+from slm.serve.engine.states.displaced import Displaced
 
 
 class SlotTooShortError(LlamaError):
@@ -255,13 +256,20 @@ class ModelRunner:
         if not self.context.seq_rm(slot, n) or (n and self.context.seq_pos_max(slot) != n - 1):
             raise LlamaError(f"llama.cpp cannot cut slot {slot} back to {n} tokens")
 
-    def slot_state(self, slot: int) -> bytes:
-        """The keys and values of a slot."""
+    def slot_state(self, slot: int, n: int) -> bytes:
+        """The keys and values of a free slot's first ``n`` tokens, to which it is cut back: with fixed chunks there may
+        be more."""
+        if self.context.seq_pos_max(slot) != n - 1:
+            self._cut(slot, n)
         return self.context.seq_state(slot)
 
-    def put_slot(self, slot: int, state: bytes, n: int) -> None:
-        """Puts what ``slot_state`` gave for ``n`` tokens into a slot, in place of what it holds. Raises ``LlamaError``
-        where it does not fit; the slot is then empty."""
+    def displaced(self, slot: int, tokens: tuple[int, ...]) -> Displaced:
+        """What a free slot holds, to be put back later."""
+        return Displaced(tokens, self.slot_state(slot, len(tokens)), self._checkpoints.of(slot))
+
+    def put_slot(self, slot: int, state: bytes, n: int, kept: Mapping[int, bytes] | None = None) -> None:
+        """Puts what ``slot_state`` gave for ``n`` tokens into a slot, in place of what it holds, and the states that
+        were ``kept``. Raises ``LlamaError`` where it does not fit; the slot is then empty."""
         self.free_slot(slot)
         if not self.mixes:
             self._make_long(n)
@@ -273,6 +281,8 @@ class ModelRunner:
             self.free_slot(slot)
             raise
         self._cut_anywhere.discard(slot)
+        for position, each in (kept or {}).items():
+            self._checkpoints.keep(slot, position, each)
 
     def free_slot(self, slot: int) -> None:
         """Frees a slot's cells."""

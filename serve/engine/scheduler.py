@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from slm.serve.engine.batch_plan import Limits, Plan, make_plan, whole_chunks
+from slm.serve.engine.batch_plan import Limits, Plan, common_prefix, make_plan, whole_chunks
 from slm.serve.engine.kv_slots import KvSlots
 from slm.serve.engine.messages import SlotState
 from slm.serve.engine.sequence import Sequence
@@ -75,6 +75,16 @@ class Scheduler:
             raise IndexError(slot)
         return self._slots.cached(slot) if self._slots.is_free(slot) else None
 
+    def next_prompt(self) -> tuple[list[int], int, int] | None:
+        """For the next sequence that gets a slot: the tokens that may come from the cache, how many of them some slot
+        holds, and the slot that is given up first. None where nothing may, or no slot is free."""
+        free = self._slots.free()
+        if not self._waiting or not free or not self._waiting[0].reuses:
+            return None
+        tokens = self._waiting[0].tokens[:-1]
+        held = [self._slots.cached(slot) for slot in free] + [each.tokens for each in self._running]
+        return tokens, max(common_prefix(tokens, each) for each in held), free[0]
+
     def put_cached(self, slot: int, tokens: tuple[int, ...]) -> None:
         """The caller has put the cells of these tokens into a free slot."""
         self._slots.put_cached(slot, tokens)
@@ -115,6 +125,8 @@ class Scheduler:
         plan = make_plan(
             self._running, self._waiting, free, self._limits, cached, drafts, self._n_prefilled, kept(free)
         )
+        if plan.admitted:
+            plan = replace(plan, displaced=tuple(tuple(cached[slot]) for _, slot in plan.admitted))
         by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}
         for (sequence_id, slot), n_cached, stops in zip(plan.admitted, plan.n_cached, plan.stops, strict=True):
             sequence = by_id[sequence_id]

@@ -34,6 +34,11 @@ class Sequence:
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
 
     @property
+    def reuses(self) -> bool:
+        """Whether its prompt's beginning may come from the cache. A scored prompt needs the logits of every token."""
+        return self.use_prefix_cache and not self.scores_prompt
+
+    @property
     def n_to_compute(self) -> int:
         """Tokens still to compute before the next one can be sampled."""
         return len(self.tokens) - self.n_computed

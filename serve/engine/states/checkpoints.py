@@ -40,6 +40,10 @@ class Checkpoints:
         """What ``keep`` got, unless it was dropped."""
         return self._states.get((slot, n))
 
+    def of(self, slot: int) -> dict[int, bytes]:
+        """All states of a slot, by number of tokens."""
+        return {n: state for (each, n), state in self._states.items() if each == slot}
+
     def drop(self, slot: int, after: int = 0) -> None:
         """Forgets a slot's states after more than so many tokens."""
         for key in [key for key in self._states if key[0] == slot and key[1] > after]:
