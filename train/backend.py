@@ -220,18 +220,24 @@ def fallback_line(model: LanguageModel, environment: Environment, config: TrainC
 
 
 def make_backend(
-    model: LanguageModel, config: TrainConfig, environment: Environment, eot_id: int | None = None
+    model: LanguageModel,
+    config: TrainConfig,
+    environment: Environment,
+    eot_id: int | None = None,
+    *,
+    lean: bool = False,
 ) -> Backend:
     """The fastest backend that this machine, this model and the configuration allow.
 
-    ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may.
+    ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may. ``lean``: no
+    packed weights are kept, not for validations either.
     """
     if (kernels := usable(model, environment.kernels)) is not None:
         # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time. Those of
         # an adapter's base never change, and are kept where that leaves most of the memory to others.
         frozen = not any(each.requires_grad for each in model.parameters())
         small = held_of(model.head) is None and packed_bytes(model.config, environment) < available_bytes() / 4
-        keep = config.recompute == "none" and (small or not frozen)
+        keep = config.recompute == "none" and (small or not frozen) and not lean
         one_pass = config.grad_accum == 1 and not frozen
         fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)
         return KernelBackend(fused, eot_id)

@@ -52,10 +52,11 @@ MUON_MOMENTUM = (0.85, 0.95)
 """At the first step and after ``optim.momentum_steps``."""
 NS_STEPS = 3
 """Muon's Newton-Schulz iterations: five are more exact, and no better."""
-ADAMW_EPS = {"adamw": 1e-8, "muon": 1e-10}
+ADAMW_EPS = {"adamw": 1e-8, "adafactor": 1e-8, "muon": 1e-10}
 """AdamW's eps, alone and next to Muon."""
 FIRST_WEIGHTS = {
     "adamw": InitConfig(),
+    "adafactor": InitConfig(),
     "muon": InitConfig(embed_std=0.8, head_std=0.001, tied_std=0.02, matrix_std=0.0, output_gain=0.0, qk_gain=1.2),
 }
 """A new model's first weights, by optimizer."""
@@ -68,10 +69,11 @@ costs a run of 160 steps 1.3 % (docs/results/recipe.md). Without bags that is th
 class OptimConfig:
     """The optimizer, its learning rates and their schedule. The defaults are the classic recipe's."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """``muon``: Muon for the layers' matrices, AdamW for embedding, head and gains."""
+    name: Literal["adamw", "muon", "adafactor"] = "adamw"
+    """``muon``: Muon for the layers' matrices, AdamW for embedding, head and gains. ``adafactor``: updates inside the
+    backward pass, without moments: the memory of the weights and of one gradient."""
     lr: float
-    """Peak learning rate; with Muon that of the layers' matrices."""
+    """Peak learning rate; with Muon that of the layers' matrices, with Adafactor a share of each parameter's size."""
     embed_lr: float = 0.1
     """Muon: AdamW's peak learning rate of the embedding at a width of 256; others get it times (width / 256)^-0.5."""
     other_lr_scale: float = 1.0
@@ -425,6 +427,8 @@ class RunConfig:
         name = self.name or self.preset
         if "/" in name or name in ("", ".", "..", "latest"):
             raise UserError(f"name={name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
+        if self.optim.name == "adafactor":
+            self._check_adafactor()
         if self.lora.rank:
             self._check_lora()
         if self.preference.on:
@@ -446,11 +450,30 @@ class RunConfig:
     def check_processes(self, size: int) -> None:
         """UserError where ``size`` processes cannot train together so."""
         self.train.check_processes(size)
+        if size > 1 and self.optim.name == "adafactor":
+            raise UserError(f"optim=adafactor works with one process, not {size}: use optim=adamw")
         if size > 1 and self.distill.born_again:
             raise UserError(
                 f"distill.born_again={self.distill.born_again:g} works with one process: leave it 0 with {size}, or "
                 "train a teacher first and name it with distill.teacher"
             )
+
+    def _check_adafactor(self) -> None:
+        """It changes weights while gradients are computed: these are whole after one pass, and then gone."""
+        for name, wrong, right in (
+            ("train.grad_accum", self.train.grad_accum > 1, 1),
+            ("optim.grad_clip", self.optim.grad_clip > 0, 0),
+            ("train.qat", self.train.qat is not None, "null"),
+            ("preference.loss", self.preference.on, "null"),
+            ("distill.teacher", self.distill.teacher is not None, "null"),
+        ):
+            if wrong:
+                group, _, key = name.partition(".")
+                value = getattr(getattr(self, group), key)
+                raise UserError(
+                    f"optim=adafactor updates the weights inside one backward pass, which {name}={value} cannot: "
+                    f"use {name}={right}, or optim=adamw"
+                )
 
     def _check_phases(self) -> None:
         bags = any(each.bags > 1 for each in self.train.phases)

@@ -40,17 +40,20 @@ def prepare(
     precision: str | None = None,
     bits: int | None = None,
     compiles: bool = True,
+    lean: bool = False,
 ) -> Environment:
     """Set threads, allocator and caches for this process. Call it before the first large allocation.
 
     ``threads``: what this process takes where the configuration names no number; 0: every core it may use.
     ``precision`` takes the place of ``config.precision``, for example with rank 0's choice. ``bits``: the kernels that
     ``auto`` takes round the values of a product to integers of so many bits at least; the configuration's for a trained
-    model where none are given. ``compiles``: whether torch.compile may be used.
+    model where none are given. ``compiles``: whether torch.compile may be used. ``lean``: large blocks of memory go back
+    to the system when they are free, which takes time: kept, they would not fit one another after a while.
     """
     notes = []
     compiles = compiles and config.kernels != EAGER
-    hardware.keep_freed_memory()
+    if not lean:
+        hardware.keep_freed_memory()
     threads = config.threads or threads or hardware.compute_threads()
     torch.set_num_threads(threads)
     cache = cache_home() / "inductor"

@@ -15,6 +15,8 @@ from slm.train.config import EAGER, TrainConfig
 from slm.train.qat.fake_quant import UNWEIGHTED
 
 GIB = 2**30
+WITHIN_BACKWARD = "adafactor"
+"""The optimizer that holds no gradients beyond one."""
 QAT_BYTES = 5
 """A parameter's quantized value and its part of a block, at most of Q8_0."""
 
@@ -23,6 +25,7 @@ def check_memory(
     shape: ModelConfig,
     config: TrainConfig,
     *,
+    optimizer: str = "adamw",
     rank: int = 0,
     base_bits: int = 32,
     frozen: bool = False,
@@ -32,7 +35,7 @@ def check_memory(
 ) -> str | None:
     """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
 
-    The state is f32 weights, gradients and two moments, or with an adapter of this ``rank`` the weights, held in
+    The state is what ``state_bytes`` counts, or with an adapter of this ``rank`` the weights, held in
     ``base_bits``, and those of the adapter; with ``train.qat`` the quantized weights, their blocks and what
     rounding makes up for errors with, too, and with a ``frozen`` copy of the model another copy of the weights.
     A step needs at least one micro-batch of hidden states on top (``ModelConfig.activation_bytes``). Where the kernels
@@ -40,14 +43,19 @@ def check_memory(
 
     ``attention``: bytes that a micro-batch's attention keeps, which are refused where they do not fit.
     """
-    state, free = adapted_bytes(shape, rank, base_bits) if rank else shape.training_state_bytes, available_bytes()
+    state, free = adapted_bytes(shape, rank, base_bits) if rank else state_bytes(shape, optimizer), available_bytes()
     state += QAT_BYTES * shape.n_params + _compensation_bytes(shape, config) if config.qat else 0
     state += 4 * shape.n_params if frozen else 0
     if state > free:
-        parts = "the weights and an adapter" if rank else "weights, gradients and moments"
+        parts = "weights, gradients and moments"
+        if rank or optimizer == WITHIN_BACKWARD:
+            parts = "the weights and an adapter" if rank else "the weights and one gradient"
+        ways = "take a smaller model, or free some memory"
+        if not rank and state_bytes(shape, WITHIN_BACKWARD) < min(state, free):
+            ways = f"{ways}, or use optim={WITHIN_BACKWARD} ({state_bytes(shape, WITHIN_BACKWARD) / GIB:.1f} GiB)"
         raise UserError(
             f"{shape.n_params:,} parameters need {state / GIB:.1f} GiB for {parts}, but "
-            f"{free / GIB:.1f} GiB of memory are available: take a smaller model, or free some memory"
+            f"{free / GIB:.1f} GiB of memory are available: {ways}"
         )
     if state + attention > free:
         ways = advice(config)
@@ -66,6 +74,15 @@ def check_memory(
             f"if it does not fit: {advice(config)}"
         )
     return None
+
+
+def state_bytes(shape: ModelConfig, optimizer: str) -> int:
+    """What training holds whatever the batch: f32 weights, gradients and two moments, or, where the update is made
+    inside the backward pass, weights, the largest gradient and the sums of its rows and columns."""
+    if optimizer != WITHIN_BACKWARD:
+        return shape.training_state_bytes
+    largest = max(shape.vocab_size, 2 * shape.ffn_dim) * shape.d_model  # gate and up have one gradient
+    return 4 * (shape.n_params + largest)
 
 
 def adapted_bytes(shape: ModelConfig, rank: int, bits: int = 32) -> int:

@@ -10,10 +10,11 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from slm.train.backend import Backend
+from slm.train.backend import Backend, count_scored
 from slm.train.distributed.gradient_sync import NO_SYNC, GradientSync
 from slm.train.guards import NonFiniteError
 from slm.train.objective.objective import CROSS_ENTROPY, Objective
+from slm.train.optim.adafactor import Adafactor
 from slm.train.optim.fused import gradient_norm, update
 from slm.train.optim.interface import Optimizer, Parameters
 
@@ -57,9 +58,14 @@ def train_step(
 
     With several ranks each takes its share of them from its own ``batches``. The loss is the mean over the scored
     tokens (or whatever ``objective`` counts) of the whole step: each counts the same, in whichever micro-batch and rank
-    it is. ``progress`` is told the share that is done. Raises UserError, before any weight changes, where the loss or
-    the gradient is not finite.
+    it is. ``progress`` is told the share that is done. Raises UserError where the loss or the gradient is not finite,
+    before any weight changes; Adafactor has then changed those with finite gradients.
     """
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_ratio", 1.0)
+    within = optimizer if isinstance(optimizer, Adafactor) else None
+    if within:
+        within.step()
     loss_sum, scored, tokens, waited = 0.0, 0, 0, 0.0
     sums = dict.fromkeys(objective.figures, 0.0)
     micro_batches = grad_accum // sync.size
@@ -71,7 +77,8 @@ def train_step(
             sync.begin_last_backward()
         backend.on_progress(lambda share, index=index: progress((index + share) / micro_batches))  # type: ignore[misc]
         # How much the whole step counts is known after its last micro-batch only: divide by all positions here.
-        part = objective.gradients(backend, batch, 1 / (batch.positions * grad_accum))
+        counted = max(1, count_scored(batch.targets)) if within else batch.positions * grad_accum
+        part = objective.gradients(backend, batch, 1 / counted)
         loss_sum += part.loss
         scored += part.count
         sums = {name: total + part.sums[name] for name, total in sums.items()}
@@ -80,21 +87,14 @@ def train_step(
     loss_sum, scored, *summed = sync.finish(loss_sum, scored, *sums.values())
     tokens *= sync.size
     start = perf_counter()
-    gradients = [each.grad for each in model.parameters() if each.grad is not None]
-    # All gradients are multiplied by two numbers, which the update does on its way.
-    mean_factor, clip_factor = tokens / scored if 0 < scored < tokens else 1.0, 1.0
-    norm = gradient_norm(optimizer, gradients) * mean_factor
-    if grad_clip > 0:
-        clip_factor = torch.clamp(grad_clip / (norm + 1e-6), max=1.0).item()
-    mean_loss, grad_norm = loss_sum / max(1, scored), norm.item()
-    if not (np.isfinite(mean_loss) and np.isfinite(grad_norm)):
-        raise NonFiniteError(
-            f"the loss is {mean_loss} and the gradient's norm {grad_norm}: stopped before the update; "
-            "resume from the last checkpoint with a lower optim.lr, or train.precision=f32"
+    mean_loss = loss_sum / max(1, scored)
+    if within:
+        grad_norm = within.end()
+        _check_finite(mean_loss, grad_norm)
+    else:
+        grad_norm = _update(
+            optimizer, model, mean_loss, mean=tokens / scored if 0 < scored < tokens else 1.0, grad_clip=grad_clip
         )
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_ratio", 1.0)
-    update(optimizer, gradients, (mean_factor, clip_factor))
     backend.weights_changed()
     optimizer.zero_grad(set_to_none=True)
     return StepResult(
@@ -106,3 +106,24 @@ def train_step(
         update_seconds=perf_counter() - start,
         sums=dict(zip(sums, summed, strict=True)),
     )
+
+
+def _update(optimizer: Optimizer, model: Parameters, mean_loss: float, *, mean: float, grad_clip: float) -> float:
+    """Multiply the gradients by ``mean``, clip them and update the weights. Returns their norm before clipping."""
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
+    # All gradients are multiplied by two numbers, which the update does on its way.
+    norm, clip = gradient_norm(optimizer, gradients) * mean, 1.0
+    if grad_clip > 0:
+        clip = torch.clamp(grad_clip / (norm + 1e-6), max=1.0).item()
+    grad_norm = norm.item()
+    _check_finite(mean_loss, grad_norm)
+    update(optimizer, gradients, (mean, clip))
+    return grad_norm
+
+
+def _check_finite(loss: float, grad_norm: float) -> None:
+    if not (np.isfinite(loss) and np.isfinite(grad_norm)):
+        raise NonFiniteError(
+            f"the loss is {loss} and the gradient's norm {grad_norm}: stopped before the update; "
+            "resume from the last checkpoint with a lower optim.lr, or train.precision=f32"
+        )

@@ -71,11 +71,12 @@ class Backward:
         work.kernels.slm_gate_up_backward(d_branch_ND, N, D, weights, F, *into, self._gelu, adds)
         add_weight_gradient(work, "down", d_branch_ND, act_NF, layer.mlp.down_proj.weight)
         self._add_low_rank(d_branch_ND, down, act_NF)
+        run_hooks(layer.mlp.down_proj.weight)
         self._input_gradient(d_gate_up, work.gate_up[index], dh_ND)
         h_ND = norm(work, layer.feedforward_norm, s.mid_ND, None)
         add_weight_gradients(work, "gate_up", d_gate_up, h_ND, (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
         self._add_low_rank(d_gate_up, work.gate_up[index], h_ND)
-        run_hooks(layer.mlp.down_proj.weight, layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+        run_hooks(layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
         norm_backward(work, layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
 
     def _attention(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
@@ -89,6 +90,7 @@ class Backward:
         self._input_gradient(d_branch_ND, work.o[index], d_attended)
         add_weight_gradient(work, "o", d_branch_ND, s.attended, attention.o_proj.weight)
         self._add_low_rank(d_branch_ND, work.o[index], s.attended)
+        run_hooks(attention.o_proj.weight)
         size = work.kernels.slm_attention_backward_scratch(B, T, c.n_heads, c.head_dim)
         heads = work.buffer("heads", size, dtype=torch.float32)
         norms = work.buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
@@ -135,7 +137,7 @@ class Backward:
             if linear.bias is not None and linear.bias.requires_grad:
                 add_bias_gradient(self._work, d_qkv[:, column:], linear.bias)
             column += len(linear.weight)
-        run_hooks(attention.o_proj.weight, attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
+        run_hooks(attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
 
     def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
         residual = out if self._low_rank_gradient(dy, packed, out) else None

@@ -21,7 +21,7 @@ from slm.train.distributed.ranks import Ranks
 from slm.train.environment import Environment
 from slm.train.lora import held_base
 from slm.train.lora.base import base_directory, keep_base, kept_base, new_ids
-from slm.train.memory import check_memory
+from slm.train.memory import WITHIN_BACKWARD, check_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ def new_model(
     warning = check_memory(
         shape,
         train,
+        optimizer=config.optim.name,
         rank=config.lora.rank,
         base_bits=base.bits,
         frozen=frozen,
@@ -60,7 +61,8 @@ def new_model(
         packed=kernels is not None
         and unsupported_shape(shape, kernels) is None
         and train.recompute == "none"
-        and not config.lora.rank,  # kept only where there is room
+        and not config.lora.rank  # kept only where there is room
+        and config.optim.name != WITHIN_BACKWARD,
     )
     torch.manual_seed(train.seed)
     if directory and ranks.main:

@@ -10,6 +10,7 @@ from torch import nn
 
 from slm.kernels.native import Kernels
 from slm.train.config import MUON_MOMENTUM, NS_STEPS, OptimConfig
+from slm.train.optim.adafactor import Adafactor
 from slm.train.optim.interface import Parameters
 from slm.train.optim.muon import Muon
 from slm.train.optim.plain import AdamW
@@ -33,19 +34,20 @@ def make_optimizer(
         if tied is None:
             tied = all(not name.startswith("lm_head") for name, _ in model.named_parameters())
         return _muon(model, config, precision, tied, kernels)
-    return _adamw(model, config, kernels)
+    if config.name == "adafactor":
+        return Adafactor(_decayed_and_kept(model, config))
+    betas = (config.betas[0], config.betas[1])
+    return AdamW(_decayed_and_kept(model, config), lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)
 
 
-def _adamw(model: Parameters, config: OptimConfig, kernels: Kernels | None) -> AdamW:
-    """Fused AdamW (Loshchilov and Hutter 2019): decay on the layers' matrices, none on norms and embeddings."""
+def _decayed_and_kept(model: Parameters, config: OptimConfig) -> list[dict[str, Any]]:
+    """Decay on the layers' matrices, none on norms and embeddings."""
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         matrix = parameter.ndim == 2 and "embed_tokens" not in name
         (decayed if matrix else kept).append(parameter)
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
-    betas = (config.betas[0], config.betas[1])
-    return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)
+    return [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
 
 
 def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, kernels: Kernels | None) -> Muon:

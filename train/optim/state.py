@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from slm.data.errors import UserError
+from slm.train.optim.adafactor import Adafactor
 from slm.train.optim.interface import Optimizer, Parameters
 from slm.train.optim.muon import Muon
 
@@ -41,9 +42,9 @@ def load_state_tensors(model: Parameters, optimizer: Optimizer, tensors: dict[st
 def state_keys(optimizer: Optimizer, parameter: nn.Parameter) -> tuple[str, ...]:
     """The names of a parameter's state in this optimizer."""
     inner = getattr(optimizer, "inner", optimizer)  # ZeRO-1 holds the optimizer of its shard
-    return inner.state_keys(parameter) if isinstance(inner, Muon) else ADAMW_KEYS
+    return inner.state_keys(parameter) if isinstance(inner, Adafactor | Muon) else ADAMW_KEYS
 
 
 def optimizer_name(optimizer: Optimizer) -> str:
     inner = getattr(optimizer, "inner", optimizer)
-    return "Muon" if isinstance(inner, Muon) else "AdamW" if isinstance(inner, torch.optim.AdamW) else str(type(inner))
+    return next((kind.__name__ for kind in (Adafactor, Muon, torch.optim.AdamW) if isinstance(inner, kind)), str(inner))

@@ -66,6 +66,11 @@ def tuning(
         answers = own_answers(directory, log)
         replay = share if answers or own.tune.replay else 0.0  # what was asked for and cannot be is an error below
     shape = checkpoint.load_config(directory)
+    if not (pairs or own.tune.lora or given("optim")):
+        fitted, line = recipe.within_memory(shape, options)
+        options = fitted or options
+        if line:
+            log(line)
     show_files(own.data, log)
     found = looked.look(
         own.data,

@@ -17,10 +17,12 @@ from slm.data.config import DataConfig, SourceConfig
 from slm.data.errors import UserError
 from slm.data.sources import files
 from slm.hub import models
+from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
 from slm.train.config import TrainConfig
+from slm.train.memory import GIB, WITHIN_BACKWARD, state_bytes
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 
@@ -38,6 +40,8 @@ OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
 """What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
 """Of AdamW's, for a model whose own training is not known, and for an adapter."""
+ADAFACTOR_LR = 3e-3
+"""Peak learning rate of Adafactor for all weights, as a share of each parameter's size."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
 """Learning rates for pairs over those for conversations. DPO's loss has no term that keeps the model's language:
 published recipes take 1/40 to 1/1000 of their learning rate of before. ORPO has one, and takes about 1/5."""
@@ -95,6 +99,23 @@ def recipe(
             if (rate := options.get(f"optim.{name}")) is not None:
                 options[f"optim.{name}"] = float(f"{rate * PREFERENCE_LR_RATIO[preference]:.3g}")
     return options
+
+
+def within_memory(shape: ModelConfig, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Options for tuning all weights in the memory that is free, and a line where that is another optimizer.
+
+    Adafactor updates inside the backward pass where gradients and moments do not fit, but weights and one gradient do.
+    """
+    free, needed = available_bytes(), state_bytes(shape, "adamw")
+    less = state_bytes(shape, WITHIN_BACKWARD)
+    if needed <= free or less > free:
+        return {}, None
+    line = (
+        f"weights, gradients and moments would take {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are available: "
+        f"optim={WITHIN_BACKWARD} takes {less / GIB:.1f} GiB and learns about as well; tune.lora=16 takes less, too"
+    )
+    chosen = {name: value for name, value in options.items() if not name.startswith("optim")}
+    return chosen | {"optim": WITHIN_BACKWARD, **FROM_ELSEWHERE, "optim.lr": ADAFACTOR_LR}, line
 
 
 def start_from(

@@ -18,6 +18,7 @@ from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_config, save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
+from slm.train.memory import state_bytes
 from slm.train.tune import recipe, rule
 from slm.train.tune.__main__ import tuning
 from slm.train.tune.config import TuneOptions
@@ -308,6 +309,23 @@ def test_muons_other_rates_are_scaled_more(base, tmp_path):
     assert found["optim.lr"] == 0.024
     assert (found["optim.other_lr_scale"], found["optim.embed_lr"]) == (0.1, 0.025)
     assert "optim.head_lr" not in found
+
+
+def test_an_optimizer_without_moments_where_those_do_not_fit(base, chats, tmp_path, monkeypatch):
+    """One line says so, with both sizes; what a person has chosen stays."""
+    shape = load_config(list_checkpoints(base)[-1])
+    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "tune.replay=0"]
+    lines: list[str] = []
+    monkeypatch.setattr(recipe, "available_bytes", lambda: state_bytes(shape, "adafactor") + 1000)
+    config = tuning(words, log=lines.append)
+    assert (config.optim.name, config.optim.lr) == ("adafactor", recipe.ADAFACTOR_LR)
+    assert (config.train.grad_accum, config.optim.grad_clip) == (1, 0)
+    assert any("weights, gradients and moments would take" in each and "optim=adafactor" in each for each in lines)
+    assert tuning([*words, "optim=adamw"]).optim.name == "adamw"
+    assert tuning([*words, "tune.lora=4"]).optim.name == "adamw"
+    for free in (state_bytes(shape, "adafactor") - 1, state_bytes(shape, "adamw")):  # too little, and enough
+        monkeypatch.setattr(recipe, "available_bytes", lambda free=free: free)
+        assert tuning(words).optim.name == "adamw"
 
 
 def test_a_model_from_elsewhere_gets_a_rate_by_its_size(base):
