@@ -5,6 +5,7 @@ Tested in tests/train/test_main.py, tests/train/test_resume.py.
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from slm.configuration import to_yaml
 from slm.data.account.listing import show_files
@@ -117,7 +118,7 @@ def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
-    own = {"bits": config.kernel_bits, "lean": config.optim.name == WITHIN_BACKWARD}
+    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": config.optim.name == WITHIN_BACKWARD}
     environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads, **own))
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision, **own)

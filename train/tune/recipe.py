@@ -156,7 +156,7 @@ def _own_optimizer(run: Run) -> dict[str, Any] | None:
     for pairs of answers are as for conversations again.
     """
     config = saved_config(run.root)
-    if not config or (config.get("lora") or {}).get("rank"):
+    if not config.get("optim") or (config.get("lora") or {}).get("rank"):
         return None
     ratio = PREFERENCE_LR_RATIO.get(str((config.get("preference") or {}).get("loss")), 1.0)
     own = dict(config["optim"])
