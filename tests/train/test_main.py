@@ -36,6 +36,7 @@ def finished(corpus, tmp_path_factory):
     """A run of 12 steps, never interrupted, that tests only read; and what it printed."""
     folder = tmp_path_factory.mktemp("finished")
     options = (f"data.files=[{corpus}]", "name=whole", "train.max_steps=12", "train.eval_every=6")
+    options += ("train.sample_prompts=['Once upon a time']",)
     run = SmallRun(folder, *options).finish()
     return run.root, run.out
 
@@ -130,7 +131,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(workers, command, tra
 
 @pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_finishes_the_step_saves_and_the_run_goes_on(number, expected, command, launch, train, tmp_path):
-    arguments = command("name=stopped", "train.max_steps=4000", "train.eval_every=4000")
+    arguments = command("name=stopped", "train.max_steps=500", "train.eval_every=500")
     root = tmp_path / "runs" / "stopped"
     process = launch(arguments)
     deadline = time.monotonic() + 60

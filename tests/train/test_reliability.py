@@ -101,7 +101,7 @@ def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, opt
 def test_a_closed_terminal_saves_the_run(options, tmp_path):
     """The signal reaches the worker, too, and every write to the terminal fails from then on."""
     ours, theirs = pty.openpty()
-    long = ("train.workers=1", "train.max_steps=100000")
+    long = ("train.workers=1", "train.max_steps=500")  # so few that every step is recorded
     take = functools.partial(train_faults.take_terminal, os.ttyname(theirs))
     run = SmallRun(tmp_path, *options, *long, prepare=take, session=True)
     run.wait_for((root := run.root).exists)
@@ -130,7 +130,7 @@ def test_a_run_under_nohup_outlives_its_terminal(options, tmp_path):
 
 
 def test_signals_during_the_last_save_tear_nothing(options, tmp_path):
-    run = SmallRun(tmp_path, *options, "train.max_steps=100000", "model.n_layers=8")
+    run = SmallRun(tmp_path, *options, "train.max_steps=500", "model.n_layers=8")
     run.wait_for_step(5)
     run.send_signal(signal.SIGTERM)
     run.wait_for(lambda: any((run.root / "checkpoints").glob(".step-*.tmp")) or list_checkpoints(run.root))

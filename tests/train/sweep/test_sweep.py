@@ -83,7 +83,7 @@ def test_a_sweep_goes_on_where_it_was_and_stops_its_losers(words, tmp_path, capf
     assert sweep.main([*words, grid], idle) == 0
     assert idle.names == []
     with pytest.raises(UserError, match="holds a sweep with other options"):
-        sweep.main([*words, grid], idle)
+        sweep.main([*words, "optim.warmup_steps=3", grid], idle)
 
 
 def test_a_sweep_in_which_nothing_survives_a_rung_says_so(words):
