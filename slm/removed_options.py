@@ -72,7 +72,6 @@ _KERNELS = {
 """Former names of kernels: the instruction set and the precision."""
 REMOVED_VALUES = {
     "optim=classic": "give optim=adamw",
-    "tokenizer=sentencepiece": "give tokenizer=file tokenizer.path=tokenizer.model",
     **{
         f"train.kernels={name}": f"give train.kernels={instructions} train.precision={precision}"
         for name, (instructions, precision) in _KERNELS.items()

@@ -28,8 +28,8 @@ SANITIZE = "SLM_TEST_SANITIZE"
 WITHOUT = "SLM_TEST_MODEL"
 """The environment's word for kernels as a processor with AVX2 alone tests them."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer", "-g1")
-ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli")
-"""GCC's: loops stay loops, which compiles four times as fast."""
+ROLLED = ("-fdisable-tree-cunroll", "-fdisable-tree-cunrolli", "-fira-region=one")
+"""GCC's: loops stay loops, which compiles four times as fast, and registers are allocated for a function at once."""
 
 
 def models_of(variant: Variant) -> list[Path]:

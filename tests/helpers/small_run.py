@@ -33,6 +33,10 @@ OPTIONS = (
 )
 
 
+SAMPLES = "train.sample_prompts=['Once upon a time']"
+"""For runs that show what they write."""
+
+
 def write_corpus(path: Path, documents: int = 400, seed: int = 11) -> Path:
     """A JSON Lines file of short documents."""
     chance = random.Random(seed)

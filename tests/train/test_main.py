@@ -14,7 +14,7 @@ from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
 from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.config import TrainConfig
-from tests.helpers.small_run import SmallRun
+from tests.helpers.small_run import SAMPLES, SmallRun
 
 
 def losses(root) -> dict[int, float]:
@@ -36,7 +36,7 @@ def finished(corpus, tmp_path_factory):
     """A run of 12 steps, never interrupted, that tests only read; and what it printed."""
     folder = tmp_path_factory.mktemp("finished")
     options = (f"data.files=[{corpus}]", "name=whole", "train.max_steps=12", "train.eval_every=6")
-    options += ("train.sample_prompts=['Once upon a time']",)
+    options += (SAMPLES,)
     run = SmallRun(folder, *options).finish()
     return run.root, run.out
 

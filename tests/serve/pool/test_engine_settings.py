@@ -30,6 +30,7 @@ def test_every_option_arrives(tiny_path, cache):
         "ubatch": 32,
         "prefill_chunk": 16,
         "prefix_cache": False,
+        "cache_ram": 64,
         "kv_type": "q8_0",
         "kv_type_v": "q5_1",
         "flash_attn": True,

@@ -153,11 +153,9 @@ LARGE = ModelConfig(
     vocab_size=8192, n_layers=8, d_model=512, n_heads=8, n_kv_heads=8, head_dim=64, ffn_dim=1536, seq_len=32
 )
 PROGRAM = """
-import resource, sys
+import sys
+from slm.machine.hardware import recent_peak_rss_bytes as peak  # that of getrusage begins with the parent's
 from tests.train.optim import test_adafactor as own
-
-def peak():
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 config = own.OPTIM if sys.argv[1] == "adafactor" else own.OptimConfig(lr=1e-3)
 small = own.new_model()
@@ -171,9 +169,12 @@ print(peak() - before)
 """
 
 
-@pytest.mark.parametrize(("name", "slack"), [("adafactor", 0.25), ("adamw", 0.25)])
-def test_the_memory_is_what_the_check_before_a_run_counts(name, slack):
+BESIDE = 128 << 20
+"""Bytes, at most, of activations, buffers of libraries and what the allocator holds back."""
+
+
+@pytest.mark.parametrize("name", ["adafactor", "adamw"])
+def test_the_memory_is_what_the_check_before_a_run_counts(name):
     """31M parameters: 500 MB with AdamW, 140 without moments and gradients."""
     found = subprocess.run([sys.executable, "-c", PROGRAM, name], capture_output=True, text=True, check=True)
-    wanted = state_bytes(LARGE, name)
-    assert wanted * (1 - slack) < int(found.stdout) < wanted * (1 + slack)
+    assert 0.9 * state_bytes(LARGE, name) < int(found.stdout) < state_bytes(LARGE, name) + BESIDE

@@ -21,6 +21,7 @@ from slm.configuration import build
 from slm.train.report.watch import FollowedRun, WatchConfig, main
 from slm.train.run_lock import take_lock
 from tests.helpers import REPOSITORY
+from tests.helpers.small_run import SAMPLES
 
 PATIENT = 120
 
@@ -147,7 +148,7 @@ class WrittenRun:
 def test_a_real_run_is_followed_in_a_terminal_and_through_a_pipe(command, launch, terminal, tmp_path):
     root = tmp_path / "runs" / "seen"
     training = launch(
-        command("name=seen", "train.max_steps=100000", "train.eval_every=20", "train.checkpoint_every=20")
+        command("name=seen", "train.max_steps=100000", "train.eval_every=20", "train.checkpoint_every=20", SAMPLES)
     )
     deadline = time.monotonic() + PATIENT
     while not (root / "metrics.jsonl").exists():

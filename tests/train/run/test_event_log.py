@@ -15,6 +15,7 @@ from slm.train.environment import Environment
 from slm.train.report.run_record import RunRecord
 from slm.train.run.event_log import EventLog
 from tests.helpers.run_files import ParsedPage, parsed, training, validation, write_run
+from tests.helpers.small_run import SAMPLES
 
 SHAPE = ModelConfig(
     arch="llama",
@@ -98,7 +99,7 @@ def test_a_run_reports_how_it_was_stopped_and_resumed(command, launch, train, tm
     """A real run: interrupted, killed, finished."""
     root = tmp_path / "runs" / "told"
     words = ("train.eval_every=10", "train.checkpoint_every=10", "train.calibrate_head=false")
-    arguments = command("name=told", "train.max_steps=100000", *words)
+    arguments = command("name=told", "train.max_steps=100000", SAMPLES, *words)
 
     def reach(step: int) -> subprocess.Popen:
         process, deadline = launch(arguments), time.monotonic() + 120
