@@ -41,6 +41,8 @@ INLINE void gemm_loop(Share& share, const value* A, long lda, long rows, const p
                       Use&& use, Touch&& touch) {
     const long fitting = L2_BYTES / (block * NR * VALUE_BYTES);
     const long group = max_of(1, min_of(min_of(panels, fitting), block < depth ? MOST_GROUP : fitting));
+    // f32 rows that lie further apart evict each other: to ask for them cost the head's backward pass a sixth with AVX2.
+    const bool asks_ahead = !INTEGERS && (PAIR == 2 || lda <= 4096);
     const TileUnit unit;
     Partial partial;
     Rows<> own;
@@ -67,7 +69,7 @@ INLINE void gemm_loop(Share& share, const value* A, long lda, long rows, const p
                         store_f32(sum, x);
                         store_f32(sum + LANES, y);
                     }, [&](long part) ALWAYS {
-                        if (!INTEGERS)
+                        if (asks_ahead)
                             for (long r = from; r < to; r++) prefetch_far(next + r * lda + part * LINE * PAIR);
                         for (long r = part * touched; ends && r < min_of(MR, (part + 1) * touched); r++) touch(row + r, p);
                     });
