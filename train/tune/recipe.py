@@ -40,7 +40,7 @@ OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
 """What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
 """Of AdamW's, for a model whose own training is not known, and for an adapter."""
-ADAFACTOR_LR = 3e-3
+ADAFACTOR_LR = 1e-2
 """Peak learning rate of Adafactor for all weights, as a share of each parameter's size."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
 """Learning rates for pairs over those for conversations. DPO's loss has no term that keeps the model's language:
@@ -112,7 +112,7 @@ def within_memory(shape: ModelConfig, options: dict[str, Any]) -> tuple[dict[str
         return {}, None
     line = (
         f"weights, gradients and moments would take {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are available: "
-        f"optim={WITHIN_BACKWARD} takes {less / GIB:.1f} GiB and learns about as well; tune.lora=16 takes less, too"
+        f"optim={WITHIN_BACKWARD} takes {less / GIB:.1f} GiB and learns more slowly; tune.lora=16 takes less memory, too"
     )
     chosen = {name: value for name, value in options.items() if not name.startswith("optim")}
     return chosen | {"optim": WITHIN_BACKWARD, **FROM_ELSEWHERE, "optim.lr": ADAFACTOR_LR}, line
