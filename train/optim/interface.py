@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from slm.model import checkpoint
 from slm.model.snapshot import Computed
+from slm.model.stored_weights import stream_weights
 from slm.model.transformer import LanguageModel
 
 
@@ -32,8 +33,13 @@ class Trained:
         return (parameter for _, parameter in self.named_parameters())
 
     def load(self, directory: Path) -> None:
-        """Take the values of the checkpoint in ``directory``."""
-        checkpoint.load_into(self.model, checkpoint.load_weights(directory), where=str(directory))
+        """Take the values of the checkpoint in ``directory``, one tensor at a time: a second copy of all may not fit."""
+        config, own, found = self.model.config, self.model.state_dict(), set()
+        for name, tensor in stream_weights(directory, tied=config.tie_embeddings):
+            checkpoint.check_tensor(own, name, tensor, arch=config.arch, where=str(directory))
+            own[name].copy_(tensor)
+            found.add(name)
+        checkpoint.check_complete(own, found, where=str(directory))
 
     def merged(self) -> dict[str, Computed]:
         """What a checkpoint holds in place of the model's weights; empty where the model itself is trained."""

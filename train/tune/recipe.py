@@ -112,7 +112,7 @@ def within_memory(shape: ModelConfig, options: dict[str, Any]) -> tuple[dict[str
         return {}, None
     line = (
         f"weights, gradients and moments would take {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are available: "
-        f"optim={WITHIN_BACKWARD} takes {less / GIB:.1f} GiB and learns more slowly; tune.lora=16 takes less memory, too"
+        f"optim={WITHIN_BACKWARD} takes {less / GIB:.1f} GiB and learns more slowly; tune.lora=16 takes less, too"
     )
     chosen = {name: value for name, value in options.items() if not name.startswith("optim")}
     return chosen | {"optim": WITHIN_BACKWARD, **FROM_ELSEWHERE, "optim.lr": ADAFACTOR_LR}, line
