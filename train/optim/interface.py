@@ -33,7 +33,7 @@ class Trained:
         return (parameter for _, parameter in self.named_parameters())
 
     def load(self, directory: Path) -> None:
-        """Take the values of the checkpoint in ``directory``, one tensor at a time: a second copy of all may not fit."""
+        """Take the values of the checkpoint in ``directory``, a tensor at a time: a second copy of all may not fit."""
         config, own, found = self.model.config, self.model.state_dict(), set()
         for name, tensor in stream_weights(directory, tied=config.tie_embeddings):
             checkpoint.check_tensor(own, name, tensor, arch=config.arch, where=str(directory))
