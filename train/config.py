@@ -52,11 +52,13 @@ MUON_MOMENTUM = (0.85, 0.95)
 """At the first step and after ``optim.momentum_steps``."""
 NS_STEPS = 3
 """Muon's Newton-Schulz iterations: five are more exact, and no better."""
-ADAMW_EPS = {"adamw": 1e-8, "adafactor": 1e-8, "muon": 1e-10}
+WITHIN_BACKWARD = "adafactor"
+"""The optimizer that holds no gradients beyond one."""
+ADAMW_EPS = {"adamw": 1e-8, "muon": 1e-10}
 """AdamW's eps, alone and next to Muon."""
 FIRST_WEIGHTS = {
     "adamw": InitConfig(),
-    "adafactor": InitConfig(),
+    WITHIN_BACKWARD: InitConfig(),
     "muon": InitConfig(embed_std=0.8, head_std=0.001, tied_std=0.02, matrix_std=0.0, output_gain=0.0, qk_gain=1.2),
 }
 """A new model's first weights, by optimizer."""
@@ -108,6 +110,11 @@ class OptimConfig:
     def table_decays(self, part: Literal["embedding", "head"], width: int, *, tied: bool) -> float:
         """Muon: AdamW's weight decay of that table, per unit of its learning rate."""
         return self.table_decay / self.table_rate(part, width, tied=tied) if self.table_decay else 0.0
+
+    @property
+    def within_backward(self) -> bool:
+        """Whether weights change inside the backward pass, and no gradient stays."""
+        return self.name == WITHIN_BACKWARD
 
     @property
     def gain_rate(self) -> float:
@@ -427,7 +434,7 @@ class RunConfig:
         name = self.name or self.preset
         if "/" in name or name in ("", ".", "..", "latest"):
             raise UserError(f"name={name!r} cannot name a run: use letters, digits, '-', '_' and '.'")
-        if self.optim.name == "adafactor":
+        if self.optim.within_backward:
             self._check_adafactor()
         if self.lora.rank:
             self._check_lora()
@@ -450,7 +457,7 @@ class RunConfig:
     def check_processes(self, size: int) -> None:
         """UserError where ``size`` processes cannot train together so."""
         self.train.check_processes(size)
-        if size > 1 and self.optim.name == "adafactor":
+        if size > 1 and self.optim.within_backward:
             raise UserError(f"optim=adafactor works with one process, not {size}: use optim=adamw")
         if size > 1 and self.distill.born_again:
             raise UserError(

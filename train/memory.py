@@ -11,12 +11,10 @@ from slm.data.errors import UserError
 from slm.kernels.column_squares import products_bytes
 from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
-from slm.train.config import EAGER, TrainConfig
+from slm.train.config import EAGER, WITHIN_BACKWARD, TrainConfig
 from slm.train.qat.fake_quant import UNWEIGHTED
 
 GIB = 2**30
-WITHIN_BACKWARD = "adafactor"
-"""The optimizer that holds no gradients beyond one."""
 QAT_BYTES = 5
 """A parameter's quantized value and its part of a block, at most of Q8_0."""
 

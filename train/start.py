@@ -29,7 +29,7 @@ from slm.train.distributed.ranks import LostPeerError, Ranks
 from slm.train.distributed.shared_state import broadcast_resume_point, broadcast_tokenizer, make_shared_optimizer
 from slm.train.environment import Environment, prepare
 from slm.train.lora.base import adapter_line, make_trained
-from slm.train.memory import WITHIN_BACKWARD, resource_errors
+from slm.train.memory import resource_errors
 from slm.train.objective.make import make_objective, objective_line
 from slm.train.objective.objective import Objective
 from slm.train.optim.interface import Trained
@@ -118,7 +118,7 @@ def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
-    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": config.optim.name == WITHIN_BACKWARD}
+    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": config.optim.within_backward}
     environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads, **own))
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision, **own)
@@ -153,7 +153,7 @@ def _parts(
         state.resume(point.state)
     # Before anything of the run is written; what follows takes little time, and is checked below.
     check_set_up(train, state.setup_seconds + ranks.broadcast_from_main(process_seconds))
-    eot_id, lean = tokenizer.eot_id if train.mask_documents else None, config.optim.name == WITHIN_BACKWARD
+    eot_id, lean = tokenizer.eot_id if train.mask_documents else None, config.optim.within_backward
     backend = make_backend(model, train, environment, eot_id, lean=lean)
     if backend.name == "autograd" and environment.compile:
         data.loader.pad()

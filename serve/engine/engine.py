@@ -382,7 +382,7 @@ class Engine:
 
     def _bring_back(self) -> None:
         """Puts into a free slot what the next prompt begins with, where no slot holds it and memory does."""
-        if not self._displaced.n_bytes or (wanted := self._scheduler.next_prompt()) is None:
+        if not self._displaced or (wanted := self._scheduler.next_prompt()) is None:
             return
         tokens, n_held, slot = wanted
         found = self._displaced.best(tokens, more_than=n_held, whole=self._runner.keeps_states)

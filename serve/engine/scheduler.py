@@ -78,8 +78,7 @@ class Scheduler:
     def next_prompt(self) -> tuple[list[int], int, int] | None:
         """For the next sequence that gets a slot: the tokens that may come from the cache, how many of them some slot
         holds, and the slot that is given up first. None where nothing may, or no slot is free."""
-        free = self._slots.free()
-        if not self._waiting or not free or not self._waiting[0].reuses:
+        if not self._waiting or not self._waiting[0].reuses or not (free := self._slots.free()):
             return None
         tokens = self._waiting[0].tokens[:-1]
         held = [self._slots.cached(slot) for slot in free] + [each.tokens for each in self._running]

@@ -21,7 +21,7 @@ from slm.train.distributed.ranks import Ranks
 from slm.train.environment import Environment
 from slm.train.lora import held_base
 from slm.train.lora.base import base_directory, keep_base, kept_base, new_ids
-from slm.train.memory import WITHIN_BACKWARD, check_memory
+from slm.train.memory import check_memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def new_model(
         and unsupported_shape(shape, kernels) is None
         and train.recompute == "none"
         and not config.lora.rank  # kept only where there is room
-        and config.optim.name != WITHIN_BACKWARD,
+        and not config.optim.within_backward,
     )
     torch.manual_seed(train.seed)
     if directory and ranks.main:

@@ -34,7 +34,7 @@ def make_optimizer(
         if tied is None:
             tied = all(not name.startswith("lm_head") for name, _ in model.named_parameters())
         return _muon(model, config, precision, tied, kernels)
-    if config.name == "adafactor":
+    if config.within_backward:
         return Adafactor(_decayed_and_kept(model, config))
     betas = (config.betas[0], config.betas[1])
     return AdamW(_decayed_and_kept(model, config), lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)

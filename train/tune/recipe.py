@@ -21,8 +21,8 @@ from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
-from slm.train.config import TrainConfig
-from slm.train.memory import GIB, WITHIN_BACKWARD, state_bytes
+from slm.train.config import WITHIN_BACKWARD, TrainConfig
+from slm.train.memory import GIB, state_bytes
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 

@@ -41,6 +41,10 @@ class DisplacedPrompts:
         self._kept: list[Displaced] = []
         """The longest unused first."""
 
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self._kept)
+
     @property
     def n_bytes(self) -> int:
         """What they take."""

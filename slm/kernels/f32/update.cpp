@@ -33,19 +33,6 @@ INLINE vec fused(vec a, vec b, vec c) {
 #endif
 }
 
-INLINE vec root(vec x) {
-#if defined(SLM_NEON)
-    return vsqrtq_f32(x);
-#elif defined(__AVX512F__) && SLM_LANES == 16
-    return _mm512_sqrt_ps(x);
-#elif defined(__FMA__) && SLM_LANES == 8
-    return __builtin_ia32_sqrtps256(x);
-#else
-    for (long i = 0; i < W; i++) x[i] = std::sqrt(x[i]);
-    return x;
-#endif
-}
-
 // What an update reads besides the tensors, in this order in an array.
 struct Numbers {
     float first, second;         // factors of the gradient, one after the other
