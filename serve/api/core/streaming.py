@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from slm.serve.api.access_log import Record
+from slm.serve.api.core.replies import ResponseBuilder
 from slm.serve.api.errors import request_failed
-from slm.serve.api.openai.response_builder import ResponseBuilder
 from slm.serve.api.server_sent_events import DONE
 from slm.serve.engine.messages import PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
