@@ -1,9 +1,9 @@
 """What a token costs with a grammar against plain text, in rounds in turn.
 
-``python -m tests.helpers.json_mode_speed MODEL [ROUNDS] [TOKENS] [KINDS]`` prints, for some numbers of clients, the ratio
-of the time per token: by the clock, of the thread that decodes, and of the process with the threads that compute masks. A
-single thread computes, so that the last two mean something on a busy machine. MODEL is a GGUF file with weights, or one
-with a vocabulary alone: that gets random weights of a small shape.
+``python -m tests.helpers.json_mode_speed MODEL [ROUNDS] [TOKENS] [KINDS]`` prints, for some numbers of clients, the
+ratio of the time per token: by the clock, of the thread that decodes, and of the process with those that compute masks.
+A single thread computes, so that the last two mean something on a busy machine. MODEL is a GGUF file with weights, or
+one with a vocabulary alone: that gets random weights of a small shape.
 """
 
 import itertools
