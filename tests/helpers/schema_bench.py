@@ -1,9 +1,11 @@
 """What becomes of many schemas: enforced, relaxed or refused, and whether random texts of their grammars are valid.
 
 ``python -m tests.helpers.schema_bench FOLDER [N]`` prints a table for ``maskbench/data`` of a copy of JSONSchemaBench
-(github.com/guidance-ai/jsonschemabench), whose files hold a schema and values that are valid and invalid under it.
+(github.com/guidance-ai/jsonschemabench), whose files hold a schema and values that are valid and invalid under it;
+interrupted, of those that it has looked at.
 """
 
+import contextlib
 import json
 import multiprocessing
 import random
@@ -86,7 +88,7 @@ def main(folder, n="0"):
     paths = sorted(Path(folder).glob("*---*.json"))
     random.Random(1).shuffle(paths)
     tables, values = {}, Counter()
-    with multiprocessing.Pool(2, maxtasksperchild=200) as pool:
+    with multiprocessing.Pool(2, maxtasksperchild=200) as pool, contextlib.suppress(KeyboardInterrupt):
         for name, made, counts in pool.imap_unordered(_look_at, paths[: int(n) or None]):
             table = tables.setdefault(name.partition("---")[0], Counter())
             table.update({"schemas": 1, made.kind: 1, "texts": made.n_texts, "wrong": len(made.wrong)})

@@ -9,6 +9,7 @@ tests/serve/api/openai/test_responses.py, tests/serve/api/anthropic/test_message
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -24,12 +25,13 @@ from slm.serve.api.core.shapes import (
     Usage,
 )
 from slm.serve.api.errors import Error
-from slm.serve.api.server_sent_events import encode_event
 from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 from slm.serve.tools.call_form import CallForm
 from slm.serve.tools.call_grammar import Reasoning
 from slm.serve.tools.reply_reader import Piece, ReplyReader
 
+# One encoder for all: `json.dumps` with its own options makes a new one for every call.
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -320,6 +322,13 @@ class BlockBuilder(ResponseBuilder):
     @abstractmethod
     def _ended(self) -> list[dict[str, Any]]:
         """The last events of a stream."""
+
+
+def encode_event(value: Any, name: str | None = None) -> bytes:
+    """One event with ``value`` as JSON."""
+    head = f"event: {name}\ndata: " if name else "data: "
+    # Half of a surrogate pair may be in what a response repeats of its request.
+    return f"{head}{_encode_json(value)}\n\n".encode("utf-8", "replace")
 
 
 def _ratio(amount: float, by: float) -> float:

@@ -6,12 +6,11 @@ import httpx
 import pytest
 
 from slm.llama.quantize import quantize
-from slm.serve.engine.batch_plan import MIN_CACHED, Limits, make_plan
+from slm.serve.engine.batch_plan import MIN_CACHED, Limits, Sequence, make_plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.scheduler import Scheduler
-from slm.serve.engine.sequence import Sequence
 from tests.helpers import tiny_checkpoint
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
