@@ -3,8 +3,7 @@
 ``ResponseBuilder`` holds what all APIs share: identity, choices and usage. ``BlockBuilder`` is for those whose replies
 are lists of blocks (reasoning, text, tool calls). Each API derives its own. Nothing here knows of HTTP.
 
-Tested in tests/serve/api/openai/test_completions.py, tests/serve/api/openai/test_chat.py,
-tests/serve/api/openai/test_responses.py, tests/serve/api/anthropic/test_messages.py.
+Tested in tests/serve/api/openai/test_completions.py, tests/serve/api/openai/test_chat.py.
 """
 
 from __future__ import annotations
