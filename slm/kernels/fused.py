@@ -129,7 +129,7 @@ class Fused:
         losses_R = self._head.losses(self._forward.hidden_states(_flat(ids_BT, rows)), _flat(targets_BT, rows))
         if rows is None:
             return losses_R.view(targets_BT.shape)
-        return torch.zeros(targets_BT.numel()).index_copy_(0, rows.own_R, losses_R).view(targets_BT.shape)
+        return torch.zeros(targets_BT.numel()).index_copy_(0, rows.own, losses_R).view(targets_BT.shape)
 
     @torch.no_grad()
     def hidden_states(self, ids_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
@@ -215,4 +215,4 @@ def _check_starts(starts_BT: Tensor, shape: torch.Size) -> None:
 
 def _flat(tensor_BT: Tensor, rows: Rows | None = None) -> Tensor:
     tensor_N = tensor_BT.flatten(0, 1).contiguous()
-    return tensor_N if rows is None else tensor_N[rows.own_R]
+    return tensor_N if rows is None else tensor_N[rows.own]

@@ -25,28 +25,28 @@ LEAST_SAVED = 1 / 16
 class Rows(NamedTuple):
     """The rows that are computed."""
 
-    own_R: Tensor
+    own: Tensor
     """int64 [R]: the position, counted through the whole batch, that each row is computed for."""
-    of_N: Tensor
+    of: Tensor
     """int64 [N]: the row that has each position's values; 0 where they are not needed."""
 
     def spread(self, x_RD: Tensor, out_ND: Tensor) -> Tensor:
         """Every position's values."""
-        return torch.index_select(x_RD, 0, self.of_N, out=out_ND)
+        return torch.index_select(x_RD, 0, self.of, out=out_ND)
 
     def take(self, x_ND: Tensor, out_RD: Tensor) -> Tensor:
         """The rows' own values."""
-        return torch.index_select(x_ND, 0, self.own_R, out=out_RD)
+        return torch.index_select(x_ND, 0, self.own, out=out_RD)
 
     def place(self, dx_RD: Tensor, out_ND: Tensor) -> Tensor:
         """The gradients of values that were taken: zero at all other positions."""
-        return out_ND.zero_().index_copy_(0, self.own_R, dx_RD)
+        return out_ND.zero_().index_copy_(0, self.own, dx_RD)
 
     def gather(self, dx_ND: Tensor, out_RD: Tensor) -> Tensor:
         """The gradients of values that were spread: the sums over their positions, in f32."""
         if out_RD.dtype == torch.float32:
-            return out_RD.zero_().index_add_(0, self.of_N, dx_ND)
-        sums_RD = torch.zeros(out_RD.shape, dtype=torch.float32).index_add_(0, self.of_N, dx_ND.float())
+            return out_RD.zero_().index_add_(0, self.of, dx_ND)
+        sums_RD = torch.zeros(out_RD.shape, dtype=torch.float32).index_add_(0, self.of, dx_ND.float())
         return out_RD.copy_(sums_RD)
 
 

@@ -101,7 +101,7 @@ class Workspace:
         for packed in self._all_packed():
             packed.check()
         B, T = ids_BT.shape[:2]
-        n_rows = B * T if rows is None else len(rows.own_R)
+        n_rows = B * T if rows is None else len(rows.own)
         self.rows = rows
         if (self.shape, self._n_rows) != ((B, T), n_rows):
             self.shape, self._n_rows = (B, T), n_rows

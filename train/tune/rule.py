@@ -13,12 +13,16 @@ from typing import Literal
 from slm.data.stream.conversations import LENGTH_MULTIPLE, n_blocks
 
 LEAST_STEP, MOST_STEP = 128, 1024
-"""Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
+"""Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away. A beginning that
+conversations share is computed once in a step, and counts once in the least step."""
 MUON_STEPS = 256, 4096
 """The same for Muon, whose update costs more and gains less from small steps."""
 SHORT_STEP, SHORT_LR = 64, 2.0
 """Tokens of an AdamW step, and its learning rate in units of the usual one, where the time given is too short for
-``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md)."""
+``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md). Where
+conversations share their beginning the step stays: half of one would be that beginning."""
+SHARES = 1 / 4
+"""So much of a conversation is a beginning that is worth to be computed once."""
 UPDATES_IN_A_PASS = 150
 """A step is so small that one pass over the conversations has so many updates, down to the least step."""
 LEAST_UPDATES = 160
@@ -43,8 +47,8 @@ VALIDATIONS, FEW_VALIDATIONS = 10, 4
 """In a run, where conversations are held out; and where none are, so that they stop nothing."""
 PATIENCE = 3
 """Validations in a row without improvement after which a run with held-out conversations ends."""
-VALIDATION_SHARE = 0.1
-"""Of a run's time at most, for all its validations together."""
+VALIDATION_SHARE, FEW_VALIDATION_SHARE = 0.1, 0.03
+"""Of a run's time at most, for all its validations together; and where they stop nothing."""
 SCORING = 1 / 3
 """What a token costs in a validation, in units of a training token."""
 STEP_BETA2, STEP_TOKENS = 0.95, 4096
@@ -64,6 +68,8 @@ class Findings:
     """Different ones that training can read; None: their number is not known."""
     lengths: tuple[int, ...] = ()
     """Tokens of those that were looked at; a pair of answers counts as one."""
+    shared: int = 0
+    """Tokens at their beginning that they share, and that a step of one pass computes once."""
     n_params: int
     context: int
     """Tokens of the base's context."""
@@ -130,10 +136,10 @@ def choose(found: Findings) -> Choice:
     steps = found.steps or steps
     if found.conversations is not None:
         passes = steps * own / max(1e-9, in_a_pass)
-    timed = min(steps, _steps_within(found, rows * (room or seq_len)))
+    timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len))))
     stops = held_out > 0 if found.held_out is None else found.held_out
     every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
-    scored = VALIDATION_SHARE * every * rows * (room or seq_len) / SCORING
+    scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(
         seq_len=seq_len,
         pack_tokens=room,
@@ -160,10 +166,27 @@ def _step_tokens(found: Findings) -> int:
     least, most = MUON_STEPS if found.optimizer == "muon" else (LEAST_STEP, MOST_STEP)
     if found.conversations is None:
         return most
-    if _is_short(found):
+    mean, shared = _mean(found), _shared(found)
+    if _is_short(found) and not shared:
         return SHORT_STEP
-    tokens = found.conversations * sum(found.lengths) / max(1, len(found.lengths))
-    return min(most, max(least, _rounded(tokens / UPDATES_IN_A_PASS)))
+    if shared:  # so many conversations that the least step is computed
+        least = max(least, _rounded(mean * (least - shared) / (mean - shared)))
+    return min(most, max(least, _rounded(found.conversations * mean / UPDATES_IN_A_PASS)))
+
+
+def _mean(found: Findings) -> float:
+    return sum(found.lengths) / max(1, len(found.lengths))
+
+
+def _shared(found: Findings) -> int:
+    """Tokens of a beginning that a step computes once; 0 where that saves little, or passes are of equal length."""
+    return 0 if found.equal or found.shared < SHARES * _mean(found) else found.shared
+
+
+def _computed(found: Findings, tokens: int) -> int:
+    """How many of a step's tokens are computed."""
+    mean, shared = _mean(found), _shared(found)
+    return tokens - round(shared * max(0.0, tokens / mean - 1)) if shared else tokens
 
 
 def _is_short(found: Findings) -> bool:

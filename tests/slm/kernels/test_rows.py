@@ -48,13 +48,13 @@ def several(rows: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_a_shared_beginning_has_one_row_and_padding_none():
     rows = rows_of(*talks(1, ([7, 8, 9, 1, 2], 3), ([7, 8, 9, 1, 3], 3), ([7, 4, 5], 1), length=16))
     # 7 8 9, then both scored positions with a row of their own; "4" predicts 5; what predicts nothing has none.
-    assert rows.own_R.tolist() == [0, 1, 2, 3, 8, 11]
-    assert rows.of_N.tolist() == [0, 1, 2, 3, 0, 0, 1, 2, 4, 0, 0, 5, 0, 0, 0, 0]
+    assert rows.own.tolist() == [0, 1, 2, 3, 8, 11]
+    assert rows.of.tolist() == [0, 1, 2, 3, 0, 0, 1, 2, 4, 0, 0, 5, 0, 0, 0, 0]
 
 
 def test_the_same_conversation_twice_counts_twice():
     rows = rows_of(*talks(1, ([7, 8, 9, 1, 2], 2), ([7, 8, 9, 1, 2], 2), length=10))
-    assert rows.own_R.tolist() == [0, 1, 2, 3, 7, 8]
+    assert rows.own.tolist() == [0, 1, 2, 3, 7, 8]
 
 
 def test_text_that_is_scored_throughout_has_all_its_rows():
@@ -67,7 +67,7 @@ def test_text_that_is_scored_throughout_has_all_its_rows():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_loss_and_gradients_are_the_models(shape, name):
     kernels, model, (ids, targets, starts) = kernels_for_test(name), new_model(**SHAPES[shape]), several()
-    assert len(rows_of(ids, targets, starts).own_R) == 93  # of 192
+    assert len(rows_of(ids, targets, starts).own) == 93  # of 192
     check(model, Fused(model, kernels), ids, targets, starts)
     check(model, Fused(model, kernels, recompute="layer"), ids, targets, starts)
 
