@@ -105,7 +105,7 @@ class Workspace:
         self.rows = rows
         if (self.shape, self._n_rows) != ((B, T), n_rows):
             self.shape, self._n_rows = (B, T), n_rows
-            self._buffers = {}
+            self._buffers, self.activations, self._again = {}, [], {}  # given up before as much is taken again
             dtype = self.kernels.dtype
             kinds = [self.config.is_conv(index) for index in range(len(self.layers))]
             self.activations = [

@@ -64,9 +64,10 @@ def test_a_shared_beginning_counts_once_in_a_step():
     assert alike.max_steps >= LEAST_UPDATES
     assert alike.passes == pytest.approx(plain.passes * 224 / 128, rel=0.2)
     assert choose(found(40, shared=10)).step_tokens == 128  # too little to count
-    assert choose(found(40, shared=30, processes=2, equal=True)).step_tokens == choose(
-        found(40, processes=2, equal=True)
-    ).step_tokens
+    assert (
+        choose(found(40, shared=30, processes=2, equal=True)).step_tokens
+        == choose(found(40, processes=2, equal=True)).step_tokens
+    )
     assert choose(found(40, lengths=(61,) * 40, shared=60)).step_tokens == MOST_STEP
 
 
