@@ -63,8 +63,8 @@ def test_text_that_is_scored_throughout_has_all_its_rows():
     assert rows_of(ids, torch.full_like(targets, IGNORED), starts) is None
 
 
-@pytest.mark.parametrize("name", ["avx2", "avx2int16", "avx512bf16"])
-@pytest.mark.parametrize("shape", SHAPES)
+# What is copied and summed does not depend on the products: one shape in the format whose sums are rounded.
+@pytest.mark.parametrize(("shape", "name"), [*((shape, "avx2") for shape in SHAPES), ("qk-norm", "avx512bf16")])
 def test_loss_and_gradients_are_the_models(shape, name):
     kernels, model, (ids, targets, starts) = kernels_for_test(name), new_model(**SHAPES[shape]), several()
     assert len(rows_of(ids, targets, starts).own) == 93  # of 192
