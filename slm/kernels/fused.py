@@ -22,11 +22,11 @@ from slm.kernels.backward import Backward
 from slm.kernels.forward import Forward, Observer
 from slm.kernels.head import Head, ScaledSum
 from slm.kernels.native import Kernels
-from slm.kernels.rows import Rows, rows_of
 from slm.kernels.workspace import Recompute, Workspace
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss
+from slm.model.layers.shared_rows import Rows, shared_rows
 from slm.model.transformer import LanguageModel
 
 
@@ -105,10 +105,10 @@ class Fused:
         first one of its sequence that it may see, never falling along a sequence; None: all before it. Frozen weights
         (``requires_grad`` false) get no gradient, and no time is spent on one. Hooks that
         wait for a parameter's gradient (``register_post_accumulate_grad_hook``) run as under autograd. Beginnings that
-        parts of the batch share are computed once (``rows.py``).
+        parts of the batch share are computed once (``slm/model/layers/shared_rows.py``).
         """
         n_scored = max(1, int((targets_BT != IGNORED).sum()))
-        rows = rows_of(ids_BT, targets_BT, starts_BT)
+        rows = shared_rows(ids_BT, targets_BT, starts_BT)
         return self._gradients(ids_BT, targets_BT, ScaledSum(scale / n_scored), starts_BT, rows) / n_scored
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ class Fused:
     @torch.no_grad()
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
         """Every position's cross-entropy [B, T], f32 nats, 0 where not scored. Nothing is kept for a backward pass."""
-        rows = rows_of(ids_BT, targets_BT, starts_BT)
+        rows = shared_rows(ids_BT, targets_BT, starts_BT)
         self._prepare(ids_BT, targets_BT, starts_BT, rows)
         losses_R = self._head.losses(self._forward.hidden_states(_flat(ids_BT, rows)), _flat(targets_BT, rows))
         if rows is None:

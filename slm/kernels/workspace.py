@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from slm.kernels.native import Kernels
 from slm.kernels.packed import PackedWeights
-from slm.kernels.rows import Rows
+from slm.model.layers.shared_rows import Rows
 from slm.model.transformer import LanguageModel, local_starts, rope_tables
 
 Recompute = Literal["none", "mlp", "layer"]

@@ -8,7 +8,7 @@ convolution) is given every conversation whole again: its rows are copied, and t
 
 Shape suffixes: B sequences, T positions each, N = B T, R rows that are computed.
 
-Tested in tests/slm/kernels/test_rows.py.
+Tested in tests/slm/kernels/test_shared_rows.py.
 """
 
 from typing import NamedTuple
@@ -50,7 +50,7 @@ class Rows(NamedTuple):
         return out_RD.copy_(sums_RD)
 
 
-def rows_of(ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> Rows | None:
+def shared_rows(ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) -> Rows | None:
     """The rows of a batch; None where (nearly) all positions have their own. ``starts_BT``: the first position of its
     sequence that each one sees; None: all before it."""
     if ids_BT.ndim != 2 or bool((targets_BT != IGNORED).all()):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slm.kernels.fused import Fused
-from slm.kernels.rows import rows_of
+from slm.model.layers.shared_rows import shared_rows
 from tests.helpers.kernels import kernels_for_test
 from tests.slm.kernels.test_fused import SHAPES, check, new_model
 
@@ -46,28 +46,28 @@ def several(rows: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_a_shared_beginning_has_one_row_and_padding_none():
-    rows = rows_of(*talks(1, ([7, 8, 9, 1, 2], 3), ([7, 8, 9, 1, 3], 3), ([7, 4, 5], 1), length=16))
+    rows = shared_rows(*talks(1, ([7, 8, 9, 1, 2], 3), ([7, 8, 9, 1, 3], 3), ([7, 4, 5], 1), length=16))
     # 7 8 9, then both scored positions with a row of their own; "4" predicts 5; what predicts nothing has none.
     assert rows.own.tolist() == [0, 1, 2, 3, 8, 11]
     assert rows.of.tolist() == [0, 1, 2, 3, 0, 0, 1, 2, 4, 0, 0, 5, 0, 0, 0, 0]
 
 
 def test_the_same_conversation_twice_counts_twice():
-    rows = rows_of(*talks(1, ([7, 8, 9, 1, 2], 2), ([7, 8, 9, 1, 2], 2), length=10))
+    rows = shared_rows(*talks(1, ([7, 8, 9, 1, 2], 2), ([7, 8, 9, 1, 2], 2), length=10))
     assert rows.own.tolist() == [0, 1, 2, 3, 7, 8]
 
 
 def test_text_that_is_scored_throughout_has_all_its_rows():
     ids, targets, starts = several()
-    assert rows_of(ids, ids, starts) is None
-    assert rows_of(ids, torch.full_like(targets, IGNORED), starts) is None
+    assert shared_rows(ids, ids, starts) is None
+    assert shared_rows(ids, torch.full_like(targets, IGNORED), starts) is None
 
 
 # What is copied and summed does not depend on the products: one shape in the format whose sums are rounded.
 @pytest.mark.parametrize(("shape", "name"), [*((shape, "avx2") for shape in SHAPES), ("qk-norm", "avx512bf16")])
 def test_loss_and_gradients_are_the_models(shape, name):
     kernels, model, (ids, targets, starts) = kernels_for_test(name), new_model(**SHAPES[shape]), several()
-    assert len(rows_of(ids, targets, starts).own) == 93  # of 192
+    assert len(shared_rows(ids, targets, starts).own) == 93  # of 192
     check(model, Fused(model, kernels), ids, targets, starts)
     check(model, Fused(model, kernels, recompute="layer"), ids, targets, starts)
 
