@@ -13,16 +13,15 @@ from typing import Literal
 from slm.data.stream.conversations import LENGTH_MULTIPLE, n_blocks
 
 LEAST_STEP, MOST_STEP = 128, 1024
-"""Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away. A beginning that
-conversations share is computed once in a step, and counts once in the least step."""
+"""Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
 MUON_STEPS = 256, 4096
 """The same for Muon, whose update costs more and gains less from small steps."""
 SHORT_STEP, SHORT_LR = 64, 2.0
 """Tokens of an AdamW step, and its learning rate in units of the usual one, where the time given is too short for
-``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md). Where
-conversations share their beginning the step stays: half of one would be that beginning."""
+``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md).
+Steps of four conversations, whose shared beginning is computed once, learned no more in the same time."""
 SHARES = 1 / 4
-"""So much of a conversation is a beginning that is worth to be computed once."""
+"""So much of a conversation is a shared beginning that the plan names."""
 UPDATES_IN_A_PASS = 150
 """A step is so small that one pass over the conversations has so many updates, down to the least step."""
 LEAST_UPDATES = 160
@@ -69,7 +68,7 @@ class Findings:
     lengths: tuple[int, ...] = ()
     """Tokens of those that were looked at; a pair of answers counts as one."""
     shared: int = 0
-    """Tokens at their beginning that they share, and that a step of one pass computes once."""
+    """Tokens at their beginning that they share, and that a pass computes once."""
     n_params: int
     context: int
     """Tokens of the base's context."""
@@ -166,34 +165,27 @@ def _step_tokens(found: Findings) -> int:
     least, most = MUON_STEPS if found.optimizer == "muon" else (LEAST_STEP, MOST_STEP)
     if found.conversations is None:
         return most
-    mean, shared = _mean(found), _shared(found)
-    if _is_short(found) and not shared:
+    if _is_short(found):
         return SHORT_STEP
-    if shared:  # so many conversations that the least step is computed
-        least = max(least, _rounded(mean * (least - shared) / (mean - shared)))
-    return min(most, max(least, _rounded(found.conversations * mean / UPDATES_IN_A_PASS)))
+    return min(most, max(least, _rounded(found.conversations * _mean(found) / UPDATES_IN_A_PASS)))
 
 
 def _mean(found: Findings) -> float:
     return sum(found.lengths) / max(1, len(found.lengths))
 
 
-def _shared(found: Findings) -> int:
-    """Tokens of a beginning that a step computes once; 0 where that saves little, or passes are of equal length."""
-    return 0 if found.equal or found.shared < SHARES * _mean(found) else found.shared
-
-
 def _computed(found: Findings, tokens: int) -> int:
-    """How many of a step's tokens are computed."""
-    mean, shared = _mean(found), _shared(found)
-    return tokens - round(shared * max(0.0, tokens / mean - 1)) if shared else tokens
+    """How many of a step's tokens are computed: a beginning that its conversations share only once."""
+    if not found.shared:
+        return tokens
+    return tokens - round(found.shared * max(0.0, tokens / _mean(found) - 1))
 
 
 def _is_short(found: Findings) -> bool:
     """Whether the time given is too short for the least number of updates."""
     if found.seconds is None or found.optimizer == "muon" or found.conversations is None:
         return False
-    return _steps_within(found, LEAST_STEP) < LEAST_UPDATES
+    return _steps_within(found, _computed(found, LEAST_STEP)) < LEAST_UPDATES
 
 
 def _shape(found: Findings, step: int) -> tuple[int, int | None, int, int]:
