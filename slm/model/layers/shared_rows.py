@@ -67,7 +67,7 @@ def shared_rows(ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None) ->
             while end < T and starts[b][end] == begin:
                 end += 1
             if starts[b][begin] != begin:
-                return None  # it sees what stands before it: no part of its own
+                return None  # it sees what stands before it
             last = next((each for each in reversed(range(begin, end)) if scored[b][each]), begin - 1)
             row = -1
             for each in range(begin, last + 1):

@@ -47,7 +47,7 @@ def several(rows: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_a_shared_beginning_has_one_row_and_padding_none():
     rows = shared_rows(*talks(1, ([7, 8, 9, 1, 2], 3), ([7, 8, 9, 1, 3], 3), ([7, 4, 5], 1), length=16))
-    # 7 8 9, then both scored positions with a row of their own; "4" predicts 5; what predicts nothing has none.
+    # 7 8 9, then both scored positions, each with a row; "4" predicts 5; what predicts nothing has none.
     assert rows.own.tolist() == [0, 1, 2, 3, 8, 11]
     assert rows.of.tolist() == [0, 1, 2, 3, 0, 0, 1, 2, 4, 0, 0, 5, 0, 0, 0, 0]
 
