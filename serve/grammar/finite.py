@@ -117,7 +117,7 @@ def loosened(schema: dict[str, Any], said: str) -> tuple[dict[str, Any], list[st
 
 
 def _inside(schema: dict[str, Any], visit: Callable[[Any, str], Any], place: str) -> dict[str, Any]:
-    """A schema, each of whose direct parts is what ``visit`` makes of it and of its path."""
+    """A schema in which each direct part is what ``visit`` makes of it and of its path."""
     made = dict(schema)
     for key, value in schema.items():
         if key in _MAPS:

@@ -1,7 +1,7 @@
 """Replies in the making, from the engine's events of a request to the body of a response or the chunks of a stream.
 
-``ResponseBuilder`` holds what all APIs share: identity, choices and usage. ``BlockBuilder`` is for those whose replies
-are lists of blocks (reasoning, text, tool calls). Each API derives its own. Nothing here knows of HTTP.
+``ResponseBuilder`` holds what all APIs share: identity, choices and usage. ``BlockBuilder`` is for those with
+replies of blocks (reasoning, text, tool calls). Each API derives its own. Nothing here knows of HTTP.
 
 Tested in tests/serve/api/openai/test_completions.py, tests/serve/api/openai/test_chat.py.
 """
