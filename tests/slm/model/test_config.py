@@ -1,10 +1,12 @@
 """The shapes that a model may have, and the way to Hugging Face's config.json and back."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from slm.data.errors import UserError
+from slm.model.architectures import LEFT_OUT
 from slm.model.config import ModelConfig
 
 SMALL = dict(
@@ -42,7 +44,7 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
     [
         (
             dict(architectures=["GPT2LMHeadModel"]),
-            "Qwen3ForCausalLM, Gemma3ForCausalLM and Lfm2ForCausalLM. For others, llama.cpp's",
+            "Exaone4ForCausalLM and Olmo2ForCausalLM. For others, llama.cpp's",
         ),
         (dict(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForConditionalGeneration is not supported"),
         (dict(use_sliding_window=True), "use_sliding_window=true"),
@@ -166,3 +168,14 @@ def test_an_older_lfm2_names_its_layers_with_attention_and_a_width_that_is_cut_t
     assert (shape.ffn_dim, shape.head_dim, shape.rope_theta, shape.tie_embeddings) == (8192, 64, 1e6, True)
     assert [layer for layer in range(16) if not shape.is_conv(layer)] == [2, 5, 8, 10, 12, 14]
     assert round(shape.n_params / 1e6) == 1170
+
+
+def test_why_a_known_small_model_is_left_out_is_said():
+    from transformers.models.auto import modeling_auto as auto
+
+    named = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}
+    named |= {*auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()}
+    for name, reason in LEFT_OUT.items():
+        assert name in named
+        with pytest.raises(UserError, match=re.escape(f"architecture {name} is not supported ({reason}): training")):
+            ModelConfig.from_hf({"architectures": [name]})
