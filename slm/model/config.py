@@ -238,6 +238,10 @@ class ModelConfig:
                 f"a {self.arch} model whose layers without rotary positions are other ones than every {ROPE_PATTERN}th "
                 "does not run in llama.cpp: a GGUF has no place for another pattern"
             )
+        if self.arch == "olmo2" and self.tie_embeddings:
+            raise UserError(
+                "a tied olmo2 model does not run in llama.cpp: give it a head of its own (model.tie_embeddings=false)"
+            )
         if self.arch in ("qwen2", "lfm2", "granite") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(
                 f"a {self.arch} model whose n_heads*head_dim={self.n_heads * self.head_dim} is not its "

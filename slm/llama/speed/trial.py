@@ -76,6 +76,8 @@ def write_model(path: Path, shape: Shape, kind: str, n_ctx: int = 576) -> Path:
             vector(f"blk.{i}.post_attention_norm.weight")
             vector(f"blk.{i}.post_ffw_norm.weight")
     vector("output_norm.weight")
+    if model.arch == "olmo2":  # llama.cpp has no tied one
+        matrix("output.weight", shape.vocab_size, shape.d_model)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
