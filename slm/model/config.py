@@ -503,7 +503,7 @@ def _conv_layers(config: dict[str, Any]) -> tuple[bool, ...]:
 
 
 def _rope_layers(config: dict[str, Any]) -> tuple[bool, ...]:
-    """``no_rope_layers`` of a SmolLM3's config.json, whose ones are layers with rotary positions."""
+    """``no_rope_layers`` of a SmolLM3's config.json: a one is a layer with rotary positions."""
     n_layers = config["num_hidden_layers"]
     if layers := config.get("no_rope_layers"):
         return tuple(map(bool, layers[:n_layers]))
