@@ -65,7 +65,7 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     model = load_model(checkpoint).eval()
-    if model.config.traits.post_norms or model.config.traits.short_conv:
+    if model.config.arch not in ("llama", "qwen2", "qwen3"):
         raise UserError(
             f"format={config.format} takes Llama, Qwen2 and Qwen3 models, and this is a {model.config.arch} model: "
             "export it as GGUF (format=gguf), or with Hugging Face's optimum"

@@ -25,7 +25,7 @@ from slm.llama.blocks.grids import KINDS
 from slm.llama.blocks.names import gguf_name
 from slm.llama.blocks.rounding import dequantize_rows, quantize_rows, rounded
 from slm.model.layers.layer import Layer
-from slm.model.transformer import LanguageModel, local_starts, rope_tables
+from slm.model.transformer import LanguageModel, local_starts, no_rotation, rope_tables
 
 HELD_OUT = 4
 """One of so many windows is held out."""
@@ -94,7 +94,7 @@ def round_layers(
     ids_BT = torch.from_numpy(windows_BT.astype(np.int64))
     held_B = torch.from_numpy(is_held_out(len(ids_BT)))
     x_BTD = _embedding(model, types, importance, n_threads)[ids_BT]
-    if model.config.traits.scaled_embedding:
+    if model.config.embedding_scale != 1.0:
         x_BTD = x_BTD * model.config.embedding_scale
     together = max(1, _TOKENS // ids_BT.shape[1])
     names = matrix_names(model)
@@ -198,6 +198,8 @@ def _runner(model: LanguageModel, index: int, layer: Layer) -> Callable[[Tensor]
 
     def run(x_BTD: Tensor) -> Tensor:
         cos_TE, sin_TE = rope_tables(model.config, 0, x_BTD.shape[1], local=local)
+        if not model.config.has_rope(index):
+            cos_TE, sin_TE = no_rotation(cos_TE)
         starts_BT = local_starts(model.config, x_BTD.shape[:2]) if local else None
         return layer.forward(x_BTD, cos_TE, sin_TE, None, starts_BT)
 

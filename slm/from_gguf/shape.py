@@ -17,6 +17,13 @@ _WITH_EFFECT = (
     *("attn_logit_softcapping", "final_logit_softcapping", "attention.max_alibi_bias"),
 )
 """Keys of other models under an architecture's name; a value other than 0 changes what llama.cpp computes."""
+_MULTIPLIERS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+"""Those that a Granite has, and what the configuration calls them."""
 _SCALES = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -30,8 +37,9 @@ def read_shape(contents: Contents) -> ModelConfig:
         )
     if "token_embd.weight" not in contents.tensors:
         raise UserError(f"{name} holds a vocabulary without a model's weights: give the model's own file")
+    known = _MULTIPLIERS if TRAITS[contents.arch].multipliers else {}
     for key in _WITH_EFFECT:
-        if contents.value(key):
+        if contents.value(key) and key not in known:
             raise UserError(f"{name} has {contents.arch}.{key}={contents.value(key)}, which is not supported here")
     value = _Required(contents)
     n_heads, width = value.number("attention.head_count"), value.number("embedding_length")
@@ -112,6 +120,11 @@ def _of_layers(contents: Contents, kv_heads: list[int]) -> dict[str, Any]:
         layers = tuple(map(bool, pattern)) if isinstance(pattern, list) else every_nth_global(len(kv_heads), pattern)
         found = {"sliding_window": int(window), "local_layers": layers}
         found["local_rope_theta"] = float(contents.value("rope.freq_base_swa") or 10_000.0)
+    if contents.arch == "exaone4" and (window := contents.value("attention.sliding_window")):
+        raise UserError(f"{contents.path.name} has a sliding window of {window} positions, which is not supported here")
+    if traits.multipliers:
+        given = {name: contents.value(key) for key, name in _MULTIPLIERS.items()}
+        found = {name: _shortest(value) for name, value in given.items() if value}
     if traits.short_conv:
         found = {"conv_layers": tuple(each == 0 for each in kv_heads)}
         found["conv_width"] = int(contents.value("shortconv.l_cache", 3))

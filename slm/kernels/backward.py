@@ -8,7 +8,7 @@ Tested in tests/slm/kernels/test_fused.py.
 import torch
 from torch import Tensor
 
-from slm.kernels.forward import Forward, attention_arguments, conv_arguments
+from slm.kernels.forward import Forward, attention_arguments, conv_arguments, wide_norms
 from slm.kernels.gradients import gradient_of, run_hooks
 from slm.kernels.operations import (
     add_bias_gradient,
@@ -20,7 +20,7 @@ from slm.kernels.operations import (
 )
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
-from slm.model.layers.layer import Attention
+from slm.model.layers.layer import Attention, RMSNorm
 from slm.model.layers.lfm2 import ShortConv
 
 
@@ -61,7 +61,7 @@ class Backward:
             gate_up = (work.buffer("gate", N, F), work.buffer("up", N, F))
             self._forward.gated(index, s, gate_up)
         act_NF, d_gate_up, dh_ND = work.buffer("act", N, F), work.buffer("d_gate_up", N, 2 * F), work.buffer("dh", N, D)
-        d_branch_ND = dx_ND
+        d_branch_ND = self._branch_gradient(dx_ND)
         if self._post_norms:
             d_branch_ND = work.buffer("d_branch", N, D)
             norm_backward(work, layer.post_feedforward_layernorm, dx_ND, s.branch_2, s.inverse_rms_4, None, d_branch_ND)
@@ -77,13 +77,13 @@ class Backward:
         add_weight_gradients(work, "gate_up", d_gate_up, h_ND, (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
         self._add_low_rank(d_gate_up, work.gate_up[index], h_ND)
         run_hooks(layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
-        norm_backward(work, layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND, dx_ND)
+        self._norm_backward(layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND)
 
     def _attention(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
         work, layer, c, (B, T) = self._work, self._layers[index], self._work.config, self._work.shape
         attention = layer.self_attn
         d_attended, d_qkv = work.buffer("d_attended", *s.attended.shape), work.buffer("d_qkv", *s.qkv.shape)
-        d_branch_ND = dx_ND
+        d_branch_ND = self._branch_gradient(dx_ND)
         if self._post_norms:
             d_branch_ND = work.buffer("d_branch", *dx_ND.shape)
             norm_backward(work, layer.post_attention_layernorm, dx_ND, s.branch_1, s.inverse_rms_3, None, d_branch_ND)
@@ -101,15 +101,40 @@ class Backward:
         work.kernels.slm_attention_backward(qkv, *arguments, out, s.lse_BHT, d_out, d_wide, d_norms, heads, norms)
         if work.rows:
             work.rows.gather(d_wide, d_qkv)
+        if c.traits.wide_qk_norm:
+            self._wide_norms_backward(index, s, d_qkv)
         dh_ND = work.buffer("dh", *dx_ND.shape)
         self._input_gradient(d_qkv, work.qkv[index], dh_ND)
-        h_ND = norm(work, layer.input_layernorm, x_ND, None)
+        h_ND = norm(work, layer.attention_norm, x_ND, None)
         self._add_qkv_gradients(attention, d_qkv, h_ND)
         self._add_low_rank(d_qkv, work.qkv[index], h_ND)
-        if attention.qk_norm:
+        if work.head_norms:
             d_norms[0] *= c.query_factor
             _add_qk_norm_gradients(attention, d_norms)
-        norm_backward(work, layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
+        self._norm_backward(layer.attention_norm, dh_ND, x_ND, s.inverse_rms_1, dx_ND)
+
+    def _branch_gradient(self, dx_ND: Tensor) -> Tensor:
+        """The gradient of what a branch ends in, before any norm, from that of its sum with the residual stream."""
+        if (factor := self._work.config.residual_multiplier) == 1.0:
+            return dx_ND
+        return torch.mul(dx_ND, factor, out=self._work.buffer("d_branch", *dx_ND.shape))
+
+    def _norm_backward(
+        self, layer: RMSNorm | None, dh_ND: Tensor, x_ND: Tensor, inverse_rms_N: Tensor, dx_ND: Tensor
+    ) -> None:
+        """Add to ``dx_ND`` what comes through a branch's first norm, or through none."""
+        if layer is None:
+            dx_ND += dh_ND
+        else:
+            norm_backward(self._work, layer, dh_ND, x_ND, inverse_rms_N, dx_ND, dx_ND)
+
+    def _wide_norms_backward(self, index: int, s: Activations, d_qkv: Tensor) -> None:
+        """Turn the gradients of normed queries and keys in ``d_qkv`` into those of what was normed."""
+        for part, layer, raw, inverse_rms_N in wide_norms(self._work, index, s):
+            d_normed = self._work.buffer(f"normed_{part.start}", *raw.shape).copy_(d_qkv[:, part])
+            d_raw = self._work.buffer(f"d_raw_{part.start}", *raw.shape)
+            norm_backward(self._work, layer, d_normed, raw, inverse_rms_N, None, d_raw)
+            d_qkv[:, part] = d_raw
 
     def _short_conv(self, index: int, conv: ShortConv, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
         work, layer = self._work, self._layers[index]
@@ -127,13 +152,13 @@ class Backward:
             work.rows.gather(d_wide, d_bcx)
         dh_ND = work.buffer("dh", *dx_ND.shape)
         self._input_gradient(d_bcx, work.qkv[index], dh_ND)
-        h_ND = norm(work, layer.input_layernorm, x_ND, None)
+        h_ND = norm(work, layer.attention_norm, x_ND, None)
         add_weight_gradient(work, "in_proj", d_bcx, h_ND, conv.in_proj.weight)
         self._add_low_rank(d_bcx, work.qkv[index], h_ND)
         if conv.conv.weight.requires_grad:
             _add_gradient(conv.conv.weight, d_taps_WD.T[:, None])
         run_hooks(conv.out_proj.weight, conv.in_proj.weight)
-        norm_backward(work, layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
+        self._norm_backward(layer.attention_norm, dh_ND, x_ND, s.inverse_rms_1, dx_ND)
 
     def _wide_gradients(self, d_attended: Tensor, d_qkv: Tensor) -> tuple[Tensor, Tensor]:
         """Every position's gradient of what attention returns, and memory for that of what it reads."""
@@ -179,7 +204,7 @@ class Backward:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
         if not table_VD.requires_grad:
             return
-        if config.traits.scaled_embedding:
+        if config.embedding_scale != 1.0:
             dx_ND *= config.embedding_scale
         grad, add = gradient_of(table_VD)
         if not add:

@@ -16,7 +16,7 @@ from slm.kernels.operations import norm
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Activations, Workspace
 from slm.model.layers.held import held_of, rows_of
-from slm.model.layers.layer import Attention
+from slm.model.layers.layer import Attention, RMSNorm
 from slm.model.layers.lfm2 import ShortConv
 
 Observer = Callable[[list[Tensor], Tensor], None]
@@ -61,7 +61,7 @@ class Forward:
     def mix(self, index: int, x_ND: Tensor, s: Activations) -> None:
         """The attention (or the short convolution) of layer ``index`` and its residual, into ``s``."""
         work, layer = self._work, self._layers[index]
-        h_ND = norm(work, layer.input_layernorm, x_ND, s.inverse_rms_1)
+        h_ND = norm(work, layer.attention_norm, x_ND, s.inverse_rms_1)
         if isinstance(layer.mixer, ShortConv):
             self._linear(h_ND, work.qkv[index], s.qkv)
             bcx, out = work.spread("wide_qkv", s.qkv), work.wide("wide_attended", s.attended)
@@ -75,13 +75,15 @@ class Forward:
             h_ND = norm(work, layer.post_attention_layernorm, s.branch_1, s.inverse_rms_3)
             torch.add(x_ND, h_ND, out=s.mid_ND)
         else:
-            self._linear(s.attended, work.o[index], s.mid_ND, residual=x_ND)
+            self._add_branch(s.attended, work.o[index], x_ND, s.mid_ND)
 
     def _attend(self, index: int, h_ND: Tensor, s: Activations) -> None:
         work, (B, T), c = self._work, self._work.shape, self._work.config
         if (bias := _qkv_bias(self._layers[index].self_attn)) is not None:
             s.qkv.copy_(bias.expand(s.qkv.shape))
         self._linear(h_ND, work.qkv[index], s.qkv, residual=None if bias is None else s.qkv)
+        if c.traits.wide_qk_norm:
+            norm_wide(work, index, s)
         size = work.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim)
         keys = work.buffer("keys", size, dtype=torch.int32)
         qkv, out = work.spread("wide_qkv", s.qkv), work.wide("wide_attended", s.attended)
@@ -115,10 +117,10 @@ class Forward:
     def _embed(self, ids_N: Tensor, out_ND: Tensor) -> None:
         table_VD, config = self._work.model.model.embed_tokens.weight, self._work.config
         if held_of(table_VD) is not None:
-            out_ND.copy_(rows_of(table_VD, ids_N).mul_(config.embedding_scale if config.traits.scaled_embedding else 1))
+            out_ND.copy_(rows_of(table_VD, ids_N).mul_(config.embedding_scale))
         elif ids_N.ndim == 2:  # bags of tokens [N, S]
             out_ND.copy_(nn.functional.embedding_bag(ids_N, table_VD, mode="mean").mul_(config.embedding_scale))
-        elif config.traits.scaled_embedding:  # in f32: rounded to the activations' format once
+        elif config.embedding_scale != 1.0:  # in f32: rounded to the activations' format once
             out_ND.copy_(nn.functional.embedding(ids_N, table_VD).mul_(config.embedding_scale))
         else:
             self._work.kernels.slm_embed(table_VD, ids_N, *out_ND.shape, out_ND)
@@ -130,7 +132,16 @@ class Forward:
         if self._post_norms:
             torch.add(s.mid_ND, self.normed_mlp(index, act_NF, s), out=out_ND)
         else:
-            self._linear(act_NF, self._work.down[index], out_ND, residual=s.mid_ND)
+            self._add_branch(act_NF, self._work.down[index], s.mid_ND, out_ND)
+
+    def _add_branch(self, x: Tensor, packed: PackedWeights, residual_ND: Tensor, out_ND: Tensor) -> None:
+        """``residual_ND`` plus the branch that ends in this product, into ``out_ND``."""
+        if (factor := self._work.config.residual_multiplier) == 1.0:
+            self._linear(x, packed, out_ND, residual=residual_ND)
+        else:
+            branch_ND = self._work.buffer("branch", *out_ND.shape)
+            self._linear(x, packed, branch_ND)
+            torch.add(residual_ND, branch_ND, alpha=factor, out=out_ND)
 
     def _linear(self, x: Tensor, packed: PackedWeights, out: Tensor, residual: Tensor | None = None) -> None:
         if self.observe:
@@ -145,10 +156,27 @@ class Forward:
 def attention_arguments(work: Workspace, index: int) -> tuple[Any, ...]:
     """What the kernels of attention, forward and backward, read of layer ``index`` besides its activations."""
     c, attention = work.config, work.layers[index].self_attn
-    # A factor of the queries is a factor of their norm's gain.
-    norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if attention.qk_norm else (None, None)
+    # A factor of the queries is a factor of their norm's gain; without such a norm their rotation has it.
+    norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if work.head_norms else (None, None)
     rope_TE, starts_BT = work.rope_and_starts(index)
     return (*work.shape, c.n_heads, c.n_kv_heads, c.head_dim, *rope_TE, *norms, c.norm_eps, starts_BT)
+
+
+def norm_wide(work: Workspace, index: int, s: Activations) -> None:
+    """Norm queries and keys over all heads, where they stand; their values before it stay in ``s``."""
+    for part, layer, raw, inverse_rms_N in wide_norms(work, index, s):
+        raw.copy_(s.qkv[:, part])
+        normed = work.buffer(f"normed_{part.start}", *raw.shape)
+        work.kernels.slm_rmsnorm(raw, *raw.shape, layer.gain, layer.eps, normed, inverse_rms_N)
+        s.qkv[:, part] = normed
+
+
+def wide_norms(work: Workspace, index: int, s: Activations) -> list[tuple[slice, RMSNorm, Tensor, Tensor]]:
+    """Of queries and keys: their columns, their norm over all heads, their values before it, and 1 / rms."""
+    attention, (raw_q, raw_k), (rms_q, rms_k) = work.layers[index].self_attn, s.raw, s.inverse_rms_qk
+    width = raw_q.shape[1]
+    queries, keys = slice(0, width), slice(width, width + raw_k.shape[1])
+    return [(queries, attention.q_norm, raw_q, rms_q), (keys, attention.k_norm, raw_k, rms_k)]
 
 
 def conv_arguments(work: Workspace, conv: ShortConv) -> tuple[Any, ...]:

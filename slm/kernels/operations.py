@@ -16,8 +16,11 @@ from slm.kernels.workspace import Workspace
 from slm.model.layers.layer import RMSNorm
 
 
-def norm(work: Workspace, layer: RMSNorm, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
-    """The normed x [N, D], which the next norm writes over; ``inverse_rms_N`` is written where it is given."""
+def norm(work: Workspace, layer: RMSNorm | None, x_ND: Tensor, inverse_rms_N: Tensor | None) -> Tensor:
+    """The normed x [N, D], which the next norm writes over; ``inverse_rms_N`` is written where it is given. Without a
+    ``layer`` x itself."""
+    if layer is None:
+        return x_ND
     h_ND = work.buffer("h", *x_ND.shape)
     work.kernels.slm_rmsnorm(x_ND, *x_ND.shape, layer.gain, layer.eps, h_ND, inverse_rms_N)
     return h_ND
@@ -32,16 +35,21 @@ def norm_backward(
     residual_ND: Tensor | None,
     dx_ND: Tensor,
 ) -> None:
-    """Write the gradient of x, plus ``residual_ND``, to ``dx_ND``, and add that of the gain unless it is frozen."""
-    weight = layer.weight
+    """Write the gradient of x, plus ``residual_ND``, to ``dx_ND``, and add that of the gain unless it is frozen.
+
+    ``dh_ND`` is used up where the norm has a scale.
+    """
+    weight, gain = layer.weight, layer.weight + layer.offset
+    if layer.scale != 1.0:
+        dh_ND *= layer.scale
     if weight.requires_grad:
         grad, add = gradient_of(weight)
     else:
-        grad, add = work.buffer("norm", *weight.shape, dtype=torch.float32), 0
+        grad, add = work.room("norm", *weight.shape, dtype=torch.float32), 0
     size = work.kernels.slm_rmsnorm_backward_scratch(x_ND.shape[1])
-    partial = work.buffer("partial", size, dtype=torch.float32)
+    partial = work.room("partial", size, dtype=torch.float32)
     work.kernels.slm_rmsnorm_backward(
-        dh_ND, x_ND, inverse_rms_N, layer.gain, *x_ND.shape, residual_ND, dx_ND, grad, add, partial
+        dh_ND, x_ND, inverse_rms_N, gain, *x_ND.shape, residual_ND, dx_ND, grad, add, partial
     )
     run_hooks(weight)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from slm.kernels.native import Kernels
 from slm.kernels.packed import PackedWeights
 from slm.model.layers.shared_rows import Rows
-from slm.model.transformer import LanguageModel, local_starts, rope_tables
+from slm.model.transformer import LanguageModel, local_starts, no_rotation, rope_tables
 
 Recompute = Literal["none", "mlp", "layer"]
 
@@ -51,6 +51,9 @@ class Activations:
         if c.traits.post_norms:  # the two branches before their last norm
             self.branch_1, self.branch_2 = empty(N, c.d_model), empty(N, c.d_model)
             self.inverse_rms_3, self.inverse_rms_4 = torch.empty(N), torch.empty(N)
+        if c.traits.wide_qk_norm:  # queries and keys before their norm
+            self.raw = empty(N, c.n_heads * c.head_dim), empty(N, c.n_kv_heads * c.head_dim)
+            self.inverse_rms_qk = torch.empty(N), torch.empty(N)
 
 
 class Workspace:
@@ -59,6 +62,8 @@ class Workspace:
     def __init__(self, model: LanguageModel, kernels: Kernels, *, recompute: Recompute, keep_packed: bool) -> None:
         self.model, self.config, self.kernels, self.recompute = model, model.config, kernels, recompute
         self.layers = model.model.layer_list()
+        self.head_norms = model.config.traits.qk_norm and not model.config.traits.wide_qk_norm
+        """Each head's queries and keys are normed, which attention's kernels do."""
         self.progress: Callable[[float], None] = lambda share: None
         """Told how much of a forward and backward pass is done, after each layer."""
         self.shape = (0, 0)
@@ -116,6 +121,11 @@ class Workspace:
                 kind: Activations(self.model, self.shape, n_rows, "none", dtype, is_conv=kind) for kind in again
             }
             self._rope_TE = rope_tables(self.config, 0, T)
+            if not self.head_norms and self.config.query_factor != 1.0:  # half of it for queries, half for keys
+                cos_TE, sin_TE = self._rope_TE
+                half = math.sqrt(self.config.query_factor)
+                self._rope_TE = cos_TE * half, sin_TE * half
+            self._no_rope_TE = no_rotation(self._rope_TE[0])
             self._local_rope_TE = rope_tables(self.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
         local_BT = local_starts(self.config, torch.Size((B, T)), self._starts_BT)
@@ -135,7 +145,7 @@ class Workspace:
         """Cosines and sines [T, E], and the first position that each may see [B, T], of layer ``index``."""
         if self.config.is_local(index):
             return self._local_rope_TE, self._local_starts_BT
-        return self._rope_TE, self._starts_BT
+        return self._rope_TE if self.config.has_rope(index) else self._no_rope_TE, self._starts_BT
 
     def spread(self, name: str, x_RD: Tensor) -> Tensor:
         """Every position's values [N, D], of those of the rows that are computed."""

@@ -9,7 +9,7 @@ Tested in tests/slm/model/test_architectures.py.
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2"]
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2"]
 """llama.cpp's names (``general.architecture``)."""
 
 
@@ -35,8 +35,16 @@ class Traits:
     """The projections to queries, keys and values add a bias."""
     qk_norm: bool = False
     """An RMSNorm over each head's queries and keys."""
+    wide_qk_norm: bool = False
+    """That norm is one over the values of all heads, and not one over each head's."""
+    pre_norms: bool = True
+    """Attention and feed-forward have an RMSNorm before them."""
     post_norms: bool = False
-    """Attention and feed-forward have an RMSNorm behind them as well as before."""
+    """Attention and feed-forward have an RMSNorm behind them."""
+    nope: bool = False
+    """Some layers have no rotary positions."""
+    multipliers: bool = False
+    """Numbers of the configuration stand before embeddings, attention's logits, branches and logits."""
     norm_offset: float = 0.0
     """What is added to the stored weight of every RMSNorm to get its gain. A GGUF holds the gains."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
@@ -82,7 +90,26 @@ TRAITS: dict[Architecture, Traits] = {
         linear_layers=("q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w3", "w2"),
         final_norm="embedding_norm",
     ),
+    "smollm3": Traits(hf_class="SmolLM3ForCausalLM", hf_type="smollm3", tied=True, nope=True, interleaved_heads=True),
+    "granite": Traits(hf_class="GraniteForCausalLM", hf_type="granite", multipliers=True, interleaved_heads=True),
+    "exaone4": Traits(hf_class="Exaone4ForCausalLM", hf_type="exaone4", qk_norm=True, pre_norms=False, post_norms=True),
+    "olmo2": Traits(
+        hf_class="Olmo2ForCausalLM", hf_type="olmo2", qk_norm=True, wide_qk_norm=True, pre_norms=False, post_norms=True
+    ),
 }
+
+LEFT_OUT = {
+    "Gemma2ForCausalLM": "it caps attention's logits and the head's (soft-capping), which the training kernels do not",
+    "Gemma4ForConditionalGeneration": "it has an embedding for each layer, and layers that share keys and values",
+    "Gemma4ForCausalLM": "it has an embedding for each layer, and layers that share keys and values",
+    "GraniteMoeHybridForCausalLM": "its matrices are joined, and larger ones of its kind have Mamba layers",
+    "Olmo3ForCausalLM": "it has sliding windows besides what an OLMo 2 has",
+    "Phi3ForCausalLM": "its matrices are joined, and its RoPE has two tables (LongRoPE) or rotates some values only",
+    "Qwen3_5ForCausalLM": "three of four of its layers have a gated delta rule in place of attention",
+    "Qwen3_5ForConditionalGeneration": "three of four of its layers have a gated delta rule in place of attention",
+    "Qwen3NextForCausalLM": "three of four of its layers have a gated delta rule in place of attention",
+}
+"""Small models' classes that are not computed here, and what is in the way."""
 
 
 def known_classes() -> str:

@@ -5,20 +5,26 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slm.data.errors import UserError
-from slm.model.architectures import TRAITS, Architecture, Traits, known_classes
+from slm.model.architectures import LEFT_OUT, TRAITS, Architecture, Traits, known_classes
 from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
 SLIDING_PATTERN = 6
 """Gemma 3: one of so many layers, the last of them, sees all positions."""
-_FRACTIONS = ("rms_norm_eps", "norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar")
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+_FRACTIONS = (
+    *("rms_norm_eps", "norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
+    *MULTIPLIERS,
+)
 _NUMBERS = (
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "sliding_window", "conv_L_cache", *_FRACTIONS),
     *("bos_token_id", "eos_token_id"),
 )
 """Keys of config.json whose values are numbers; those of ``_FRACTIONS`` need not be whole."""
+ROPE_PATTERN = 4
+"""SmolLM3: one of so many layers, the last of them, has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
 _CONV_WIDTH = 3
 CONV_PATTERN = 2
@@ -59,6 +65,16 @@ class ModelConfig:
     """gemma3: ``rope_theta`` of local layers."""
     query_scalar: float | None = None
     """gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of head_dim."""
+    rope_layers: tuple[bool, ...] = ()
+    """smollm3: which layers have rotary positions; empty: all but every fourth one."""
+    embedding_multiplier: float = 1.0
+    """granite: what embeddings are multiplied by."""
+    attention_multiplier: float | None = None
+    """granite: what attention's logits are multiplied by; None: 1 / sqrt(head_dim)."""
+    residual_multiplier: float = 1.0
+    """granite: what is multiplied by this before it is added to the residual stream: each layer's two branches."""
+    logits_scaling: float = 1.0
+    """granite: what logits are divided by."""
     conv_layers: tuple[bool, ...] = ()
     """lfm2: which layers have a short convolution in place of attention; empty: the first of every two."""
     conv_width: int = _CONV_WIDTH
@@ -104,6 +120,25 @@ class ModelConfig:
                 f"a {self.arch} model has no short convolutions: leave model.conv_layers and model.conv_width out"
             )
 
+        if self.traits.nope:
+            layers = tuple(self.rope_layers) or every_nth_global(self.n_layers, ROPE_PATTERN)
+            if len(layers) != self.n_layers:
+                raise UserError(f"model.rope_layers names {len(layers)} layers, the model has {self.n_layers}")
+            object.__setattr__(self, "rope_layers", layers)
+        elif self.rope_layers:
+            raise UserError(f"all layers of a {self.arch} model have rotary positions: leave model.rope_layers out")
+        self._check_multipliers()
+
+    def _check_multipliers(self) -> None:
+        for name in MULTIPLIERS:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"model.{name} must be above 0, not {value}")
+            if not self.traits.multipliers and value != getattr(type(self), name):
+                raise UserError(f"a {self.arch} model has no {name}: leave it out")
+        if self.attention_multiplier == self.head_dim**-0.5:
+            object.__setattr__(self, "attention_multiplier", None)
+
     def _complete_short_conv(self) -> None:
         # A single layer has attention.
         usual = every_nth_global(self.n_layers, CONV_PATTERN) if self.n_layers > 1 else (False,)
@@ -148,6 +183,10 @@ class ModelConfig:
         """Whether the layer has a short convolution in place of attention."""
         return bool(self.conv_layers) and self.conv_layers[layer]
 
+    def has_rope(self, layer: int) -> bool:
+        """Whether the layer has rotary positions."""
+        return not self.rope_layers or self.rope_layers[layer]
+
     @property
     def n_conv_layers(self) -> int:
         """Layers with a short convolution in place of attention."""
@@ -156,11 +195,18 @@ class ModelConfig:
     @property
     def embedding_scale(self) -> float:
         """What embeddings are multiplied by."""
-        return math.sqrt(self.d_model) if self.traits.scaled_embedding else 1.0
+        return math.sqrt(self.d_model) if self.traits.scaled_embedding else self.embedding_multiplier
+
+    @property
+    def attention_scale(self) -> float:
+        """granite: what attention's logits are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_multiplier is None else self.attention_multiplier
 
     @property
     def query_factor(self) -> float:
         """What queries are multiplied by, next to attention's 1 / sqrt(head_dim)."""
+        if self.attention_multiplier is not None:
+            return self.attention_multiplier * math.sqrt(self.head_dim)
         return 1.0 if self.query_scalar is None else math.sqrt(self.head_dim / self.query_scalar)
 
     def check_widths(self) -> None:
@@ -187,7 +233,16 @@ class ModelConfig:
                 f"query_pre_attn_scalar={self.query_scalar:g} cannot be exported: llama.cpp divides attention's logits "
                 f"by the root of head_dim={self.head_dim}, and a GGUF has no place for another number"
             )
-        if self.arch in ("qwen2", "lfm2") and self.n_heads * self.head_dim != self.d_model:
+        if self.rope_layers and self.rope_layers != every_nth_global(self.n_layers, ROPE_PATTERN):
+            raise UserError(
+                f"a {self.arch} model whose layers without rotary positions are other ones than every {ROPE_PATTERN}th "
+                "does not run in llama.cpp: a GGUF has no place for another pattern"
+            )
+        if self.arch == "olmo2" and self.tie_embeddings:
+            raise UserError(
+                "a tied olmo2 model does not run in llama.cpp: give it a head of its own (model.tie_embeddings=false)"
+            )
+        if self.arch in ("qwen2", "lfm2", "granite") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(
                 f"a {self.arch} model whose n_heads*head_dim={self.n_heads * self.head_dim} is not its "
                 f"d_model={self.d_model} does not run in llama.cpp: make them equal"
@@ -199,8 +254,9 @@ class ModelConfig:
     def n_params(self) -> int:
         """Exact number of parameters, a tied embedding counted once."""
         embedding = self.vocab_size * self.d_model * (1 if self.tie_embeddings else 2)
-        norms = (4 if self.traits.post_norms else 2) * self.d_model
-        per_attention = 2 * self.head_dim if self.traits.qk_norm else 0
+        norms = 2 * (self.traits.pre_norms + self.traits.post_norms) * self.d_model
+        normed = self.n_heads + self.n_kv_heads if self.traits.wide_qk_norm else 2
+        per_attention = normed * self.head_dim if self.traits.qk_norm else 0
         per_attention += (self.n_heads + 2 * self.n_kv_heads) * self.head_dim if self.traits.qkv_bias else 0
         small = self._n_attention_layers * per_attention + self.n_conv_layers * self.conv_width * self.d_model
         return embedding + self.n_layer_matrix_params + self.n_layers * norms + small + self.d_model
@@ -265,9 +321,10 @@ class ModelConfig:
         name = (config.get("architectures") or [None])[0]
         arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
         if arch is None:
+            reason = f" ({LEFT_OUT[name]})" if name in LEFT_OUT else ""
             raise UserError(
-                f"architecture {name} is not supported: training and export know {known_classes()}. For others, "
-                "llama.cpp's convert_hf_to_gguf.py may make a GGUF file, which make serve and make chat take"
+                f"architecture {name} is not supported{reason}: training and export know {known_classes()}. For "
+                "others, llama.cpp's convert_hf_to_gguf.py may make a GGUF file, which make serve and make chat take"
             )
         traits = TRAITS[arch]
         config = _with_numbers(config)
@@ -286,6 +343,7 @@ class ModelConfig:
         eos = config.get("eos_token_id")
         n_heads = config["num_attention_heads"]
         default_theta = 1_000_000.0 if traits.sliding_window or traits.short_conv else 10_000.0
+        default_theta = 2_000_000.0 if traits.nope else default_theta
         local: dict[str, Any] = {}
         if traits.sliding_window:
             local = {
@@ -296,6 +354,10 @@ class ModelConfig:
             }
         if traits.short_conv:
             local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", _CONV_WIDTH)}
+        if traits.nope:
+            local = {"rope_layers": _rope_layers(config)}
+        if traits.multipliers:
+            local = {key: float(config.get(key, 1.0)) for key in MULTIPLIERS}
         return cls(
             arch=arch,
             vocab_size=config["vocab_size"],
@@ -308,7 +370,7 @@ class ModelConfig:
             seq_len=min(config["max_position_embeddings"], _window(config) or config["max_position_embeddings"]),
             rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or default_theta),
             rope_scaling=read_scaling(rope, config["max_position_embeddings"]),
-            norm_eps=config.get("norm_eps", 1e-5) if traits.short_conv else config.get("rms_norm_eps", 1e-6),
+            norm_eps=config.get("norm_eps", 1e-5) if traits.short_conv else config.get("rms_norm_eps", _eps(traits)),
             tie_embeddings=config.get("tie_word_embeddings", config.get("tie_embedding", traits.tied)),
             bos_id=config.get("bos_token_id"),
             eos_id=eos[0] if isinstance(eos, list) else eos,
@@ -346,8 +408,21 @@ class ModelConfig:
             "dtype": "float32",
             "torch_dtype": "float32",
         }
-        if self.arch == "llama":
+        if self.arch in ("llama", "granite", "smollm3"):
             config["mlp_bias"] = False
+        if self.traits.multipliers:
+            config |= {key: getattr(self, key) for key in MULTIPLIERS} | {"pad_token_id": None}
+            config["attention_multiplier"] = self.attention_scale
+        elif self.traits.nope:
+            layers = list(map(int, self.rope_layers))
+            config |= {"no_rope_layers": layers, "no_rope_layer_interval": ROPE_PATTERN, "pad_token_id": None}
+            config |= {"use_sliding_window": False, "sliding_window": None}
+        elif not self.traits.pre_norms:
+            config["pad_token_id"] = None
+            if self.arch == "exaone4":
+                config |= {"sliding_window": None, "layer_types": [_GLOBAL] * self.n_layers}
+        elif self.arch == "llama":
+            pass
         elif self.traits.sliding_window:
             config |= self._sliding_window_hf()
             del config["hidden_act"]
@@ -427,6 +502,19 @@ def _conv_layers(config: dict[str, Any]) -> tuple[bool, ...]:
     return tuple(layer not in (range(n_layers) if attention is None else attention) for layer in range(n_layers))
 
 
+def _rope_layers(config: dict[str, Any]) -> tuple[bool, ...]:
+    """``no_rope_layers`` of a SmolLM3's config.json: a one is a layer with rotary positions."""
+    n_layers = config["num_hidden_layers"]
+    if layers := config.get("no_rope_layers"):
+        return tuple(map(bool, layers[:n_layers]))
+    return every_nth_global(n_layers, config.get("no_rope_layer_interval") or ROPE_PATTERN)
+
+
+def _eps(traits: Traits) -> float:
+    """``rms_norm_eps`` where config.json has none."""
+    return 1e-6 if traits.pre_norms else 1e-5
+
+
 def _lfm2_ffn_dim(config: dict[str, Any]) -> int:
     """The feed-forward's width, which an LFM2's config.json gives before it is cut to two thirds and rounded up."""
     width: int = config.get("block_ff_dim") or config["intermediate_size"]
@@ -460,6 +548,9 @@ def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
         raise UserError("use_sliding_window=true in config.json is not supported")
     if traits.short_conv and config.get("sliding_window"):
         raise UserError(f"sliding_window={config['sliding_window']} in an LFM2's config.json is not supported")
+    local = config.get("layer_types") is None or _LOCAL in config["layer_types"]
+    if traits.hf_type == "exaone4" and local and (window := config.get("sliding_window", 4096)):
+        raise UserError(f"sliding_window={window} in an EXAONE 4's config.json is not supported: its 1.2B has none")
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if config.get(key):
             raise UserError(f"{key}={config[key]} in config.json is not supported")

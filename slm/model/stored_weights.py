@@ -4,12 +4,14 @@ as safetensors or PyTorch's ``.bin``, with a wrapper's prefix before each name.
 Tested in tests/slm/model/test_stored_weights.py.
 """
 
+import contextlib
 import functools
 import json
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,29 +57,41 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
 
 
 def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
-    """``load_weights`` one tensor at a time, each given up before the next; of a ``tied`` model the one table."""
-    path = Path(directory) / WEIGHTS
-    if not path.is_file():
+    """``load_weights`` one tensor at a time, each given up before the next; of a ``tied`` model the one table.
+
+    A ``.bin`` is read whole.
+    """
+    files = _weight_files(Path(directory))
+    if files[0].suffix != ".safetensors":
         weights = load_weights(directory)
         yield from (with_table(weights) if tied else weights).items()
         return
+    places: dict[str, Path] = {}
+    for path in files:
+        with _opened(path) as file:
+            places |= dict.fromkeys(file.keys(), path)
+    names = plain_names(places, str(directory))
+    for each, path in places.items():
+        name = names[each]
+        if name.endswith("rotary_emb.inv_freq"):
+            continue
+        if tied and name == HEAD:
+            if TABLE in names.values():
+                continue
+            name = TABLE
+        with _opened(path) as file:  # opened anew: what was read before is given up
+            tensor = file.get_tensor(each)
+        if kind := _quantized_by(name, tensor.dtype):
+            raise UserError(f"{directory}: {quantized_message(kind)}")
+        yield name, tensor
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; UserError where it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
-            stored = list(file.keys())
-        names = plain_names(dict.fromkeys(stored), str(directory))
-        for each in stored:
-            name = names[each]
-            if name.endswith("rotary_emb.inv_freq"):
-                continue
-            if tied and name == HEAD:
-                if TABLE in names.values():
-                    continue
-                name = TABLE
-            with safe_open(path, framework="pt") as file:  # opened anew: what was read before is given up
-                tensor = file.get_tensor(each)
-            if kind := _quantized_by(name, tensor.dtype):
-                raise UserError(f"{directory}: {quantized_message(kind)}")
-            yield name, tensor
+            yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error, 200)}; download or save it again") from None
 

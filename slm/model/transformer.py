@@ -38,7 +38,8 @@ class Decoder(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.d_model)
         self.layers = nn.ModuleList(_layer(config, index) for index in range(config.n_layers))
         self._norm_name = config.traits.final_norm
-        setattr(self, self._norm_name, RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset))
+        norm = RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset, scale=1 / config.logits_scaling)
+        setattr(self, self._norm_name, norm)
 
     @property
     def norm(self) -> RMSNorm:
@@ -85,7 +86,8 @@ class LanguageModel(nn.Module):
     def hidden_states(
         self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None
     ) -> Tensor:
-        """The final normed hidden states [B, T, D] of token ids [B, T] (int64), after ``cache`` where given.
+        """The final normed hidden states [B, T, D] of token ids [B, T] (int64), after ``cache`` where given. Logits
+        are their products with the head.
 
         ``starts_BT`` (int32): the first position of its sequence that each one may see; None: all before it.
         ids [B, T, S] are bags of S tokens: a position's embedding is the mean of theirs.
@@ -99,13 +101,15 @@ class LanguageModel(nn.Module):
         x_BTD = self.model.embed_tokens(ids_BT)
         if ids_BT.ndim == 3:
             x_BTD = x_BTD.mean(2)
-        if self.config.traits.scaled_embedding:
+        if self.config.embedding_scale != 1.0:
             x_BTD = x_BTD * self.config.embedding_scale
         if torch.is_autocast_enabled("cpu"):
             x_BTD = x_BTD.to(torch.get_autocast_dtype("cpu"))
         for index, layer in enumerate(self.model.layers):
             local = self.config.is_local(index)
             (cos_TE, sin_TE), seen_BT = (local_rope_TE, local_starts_BT) if local else (rope_TE, starts_BT)
+            if not self.config.has_rope(index):
+                cos_TE, sin_TE = no_rotation(cos_TE)
             if self.gradient_checkpointing and torch.is_grad_enabled():
                 x_BTD = checkpoint(layer, x_BTD, cos_TE, sin_TE, None, seen_BT, use_reentrant=False)
             else:
@@ -159,6 +163,11 @@ def rope_tables(config: ModelConfig, start: int, stop: int, *, local: bool = Fal
     angles_TE = torch.outer(torch.arange(start, stop, dtype=torch.float32), frequencies).repeat(1, 2)
     factor = attention_factor(None if local else config.rope_scaling)
     return angles_TE.cos() * factor, angles_TE.sin() * factor
+
+
+def no_rotation(cos_TE: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of a layer without rotary positions, of the shape of ``cos_TE``."""
+    return torch.ones_like(cos_TE), torch.zeros_like(cos_TE)
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -93,7 +93,7 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
     _note_left_out(vocab, json_file, vocab_size)
     _add_special_tokens(vocab, directory, vocab_size)
     settings = directory / "tokenizer_config.json"
-    if arch == "llama" and vocab.model == "gpt2" and settings.is_file():
+    if arch in ("llama", "smollm3", "granite") and vocab.model == "gpt2" and settings.is_file():
         # The converter copies this for Llama only; byte-level BPE ignores it.
         vocab.add_space_prefix = _load_json(settings).get("add_prefix_space")
     assert len(vocab.tokens) == len(vocab.types) == vocab_size

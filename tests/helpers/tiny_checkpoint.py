@@ -81,13 +81,17 @@ def checkpoint(directory: Path, *, own_tokenizer: bool = False, **changes) -> Pa
 
 def gguf_file(path: Path, **changes) -> Path:
     """A checkpoint of our own making as an f32 GGUF; the checkpoint is in a folder next to it."""
+    return write(path, checkpoint(path.with_suffix(".checkpoint"), **changes))
+
+
+def write(path: Path, directory: Path) -> Path:
+    """The checkpoint in ``directory`` as an f32 GGUF."""
     from slm.export.config import Naming
     from slm.export.gguf.writer import identify_model, write_gguf
     from slm.model.checkpoint import load_model
     from slm.runs import Run
     from slm.vocabulary.gguf_vocab import build_vocab
 
-    directory = checkpoint(path.with_suffix(".checkpoint"), **changes)
     model = load_model(directory)
     config = model.config
     write_gguf(

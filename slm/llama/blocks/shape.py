@@ -25,6 +25,11 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
     writer.add_vocab_size(model.vocab_size)
     writer.add_rope_dimension_count(model.head_dim)
     _add_rope_scaling(writer, model)
+    if model.traits.multipliers:
+        writer.add_attention_scale(model.attention_scale)
+        writer.add_embedding_scale(model.embedding_multiplier)
+        writer.add_residual_scale(model.residual_multiplier)
+        writer.add_logit_scale(model.logits_scaling)
     if model.traits.short_conv:
         writer.add_shortconv_l_cache(model.conv_width)
     if model.sliding_window is not None:

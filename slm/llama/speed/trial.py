@@ -55,12 +55,13 @@ def write_model(path: Path, shape: Shape, kind: str, n_ctx: int = 576) -> Path:
     queries, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     matrix("token_embd.weight", shape.vocab_size, shape.d_model)
     for i in range(shape.n_layers):
-        vector(f"blk.{i}.attn_norm.weight")
+        if model.traits.pre_norms:
+            vector(f"blk.{i}.attn_norm.weight")
+            vector(f"blk.{i}.ffn_norm.weight")
         matrix(f"blk.{i}.attn_q.weight", queries, shape.d_model)
         matrix(f"blk.{i}.attn_k.weight", keys, shape.d_model)
         matrix(f"blk.{i}.attn_v.weight", keys, shape.d_model)
         matrix(f"blk.{i}.attn_output.weight", shape.d_model, queries)
-        vector(f"blk.{i}.ffn_norm.weight")
         matrix(f"blk.{i}.ffn_gate.weight", shape.ffn_dim, shape.d_model)
         matrix(f"blk.{i}.ffn_up.weight", shape.ffn_dim, shape.d_model)
         matrix(f"blk.{i}.ffn_down.weight", shape.d_model, shape.ffn_dim)
@@ -68,12 +69,15 @@ def write_model(path: Path, shape: Shape, kind: str, n_ctx: int = 576) -> Path:
             for name, size in (("q", queries), ("k", keys), ("v", keys)):
                 vector(f"blk.{i}.attn_{name}.bias", size)
         if model.traits.qk_norm:
-            vector(f"blk.{i}.attn_q_norm.weight", shape.head_dim)
-            vector(f"blk.{i}.attn_k_norm.weight", shape.head_dim)
+            wide = model.traits.wide_qk_norm
+            vector(f"blk.{i}.attn_q_norm.weight", queries if wide else shape.head_dim)
+            vector(f"blk.{i}.attn_k_norm.weight", keys if wide else shape.head_dim)
         if model.traits.post_norms:
             vector(f"blk.{i}.post_attention_norm.weight")
             vector(f"blk.{i}.post_ffw_norm.weight")
     vector("output_norm.weight")
+    if model.arch == "olmo2":  # llama.cpp has no tied one
+        matrix("output.weight", shape.vocab_size, shape.d_model)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

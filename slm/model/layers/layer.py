@@ -15,17 +15,18 @@ from slm.model.layers.attention import causal_attention
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * (weight + offset) over the last dimension, computed in f32 (Zhang and Sennrich 2019)."""
+    """x / rms(x) * (weight + offset) * scale over the last dimension, computed in f32 (Zhang and Sennrich 2019)."""
 
-    def __init__(self, width: int, eps: float, offset: float = 0.0) -> None:
+    def __init__(self, width: int, eps: float, offset: float = 0.0, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.full((width,), 1.0 - offset))
-        self.eps, self.offset = eps, offset
+        self.eps, self.offset, self.scale = eps, offset, scale
 
     @property
     def gain(self) -> Tensor:
         """What the normed values are multiplied by."""
-        return self.weight + self.offset if self.offset else self.weight
+        gain = self.weight + self.offset if self.offset else self.weight
+        return gain if self.scale == 1.0 else gain * self.scale
 
     def forward(self, x: Tensor) -> Tensor:
         x32 = x.float()
@@ -91,9 +92,10 @@ class Attention(nn.Module):
         self.blockwise = False
         """Train with ``causal_attention`` instead of torch's kernel: faster where it is compiled."""
         self.qk_norm, self.query_factor = config.traits.qk_norm, config.query_factor
+        self.wide_qk_norm = config.traits.wide_qk_norm
         if self.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.norm_eps, offset)
-            self.k_norm = RMSNorm(config.head_dim, config.norm_eps, offset)
+            self.q_norm = RMSNorm(q_width if self.wide_qk_norm else config.head_dim, config.norm_eps, offset)
+            self.k_norm = RMSNorm(kv_width if self.wide_qk_norm else config.head_dim, config.norm_eps, offset)
 
     def forward(
         self,
@@ -107,7 +109,10 @@ class Attention(nn.Module):
         q_BTHE = self.q_proj(x_BTD).view(B, T, self.n_heads, self.head_dim)
         k_BTKE = self.k_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
         v_BTKE = self.v_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
-        if self.qk_norm:
+        if self.wide_qk_norm:
+            q_BTHE = self.q_norm(q_BTHE.flatten(2)).view_as(q_BTHE)
+            k_BTKE = self.k_norm(k_BTKE.flatten(2)).view_as(k_BTKE)
+        elif self.qk_norm:
             q_BTHE, k_BTKE = self.q_norm(q_BTHE), self.k_norm(k_BTKE)
         if self.query_factor != 1.0:
             q_BTHE = q_BTHE * self.query_factor
@@ -166,7 +171,8 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer block; with ``post_norms`` its two branches are normed at their end, too.
+    """One transformer block. Its two branches are normed at their beginning (``pre_norms``), at their end
+    (``post_norms``), or at both.
 
     Llama's ``post_attention_layernorm`` stands before the feed-forward, Gemma's behind attention.
     """
@@ -177,12 +183,15 @@ class Layer(nn.Module):
         def norm() -> RMSNorm:
             return RMSNorm(config.d_model, config.norm_eps, config.traits.norm_offset)
 
-        self.post_norms = config.traits.post_norms
-        self.input_layernorm = norm()
+        self.pre_norms, self.post_norms = config.traits.pre_norms, config.traits.post_norms
+        self.residual_multiplier = config.residual_multiplier
+        if self.pre_norms:
+            self.input_layernorm = norm()
         self.self_attn = Attention(config, window)
         self.post_attention_layernorm = norm()
         if self.post_norms:
-            self.pre_feedforward_layernorm = norm()
+            if self.pre_norms:
+                self.pre_feedforward_layernorm = norm()
             self.post_feedforward_layernorm = norm()
         self.mlp = MLP(config)
 
@@ -202,8 +211,15 @@ class Layer(nn.Module):
         )
 
     @property
-    def feedforward_norm(self) -> RMSNorm:
+    def attention_norm(self) -> RMSNorm | None:
+        """The norm before attention."""
+        return self.input_layernorm if self.pre_norms else None
+
+    @property
+    def feedforward_norm(self) -> RMSNorm | None:
         """The norm before the feed-forward."""
+        if not self.pre_norms:
+            return None
         return self.pre_feedforward_layernorm if self.post_norms else self.post_attention_layernorm
 
     def forward(
@@ -214,12 +230,19 @@ class Layer(nn.Module):
         cache: LayerCache | None = None,
         starts_BT: Tensor | None = None,
     ) -> Tensor:
-        attended_BTD = self.mixer(self.input_layernorm(x_BTD), cos_TE, sin_TE, cache, starts_BT)
+        attended_BTD = self.mixer(_normed(self.attention_norm, x_BTD), cos_TE, sin_TE, cache, starts_BT)
         if self.post_norms:
             x_BTD = x_BTD + self.post_attention_layernorm(attended_BTD)
-            return x_BTD + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x_BTD)))
+            return x_BTD + self.post_feedforward_layernorm(self.mlp(_normed(self.feedforward_norm, x_BTD)))
+        if self.residual_multiplier != 1.0:
+            x_BTD = x_BTD + attended_BTD * self.residual_multiplier
+            return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD)) * self.residual_multiplier
         x_BTD = x_BTD + attended_BTD
         return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+
+
+def _normed(norm: RMSNorm | None, x_BTD: Tensor) -> Tensor:
+    return x_BTD if norm is None else norm(x_BTD)
 
 
 def apply_rope(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:

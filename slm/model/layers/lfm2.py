@@ -96,7 +96,8 @@ class Lfm2Layer(Layer):
 
     def __init__(self, config: ModelConfig, *, is_conv: bool) -> None:
         nn.Module.__init__(self)
-        self.post_norms, self.is_conv = False, is_conv
+        self.pre_norms, self.post_norms, self.is_conv = True, False, is_conv
+        self.residual_multiplier = 1.0
         if is_conv:
             self.conv = ShortConv(config)
         else:

@@ -56,8 +56,28 @@ def test_a_models_own_sampling(tmp_path, is_hf):
     assert kept('{"do_sample": false, "temperature": 0.7}') == {**none, "temp": 0.0}
 
 
-PARITY = {"llama": False, "qwen3": True, "qwen2": False, "gemma3": True, "lfm2": True}
+PARITY = {
+    "llama": False,
+    "qwen3": True,
+    "qwen2": False,
+    "gemma3": True,
+    "lfm2": True,
+    "smollm3": True,
+    "granite": False,
+    "exaone4": True,
+    "olmo2": False,
+}
 """By architecture, whether the head is tied."""
+
+
+LLAMA3 = dict(factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
+MORE = {
+    "smollm3": dict(n_layers=4),
+    "granite": dict(
+        embedding_multiplier=12.0, attention_multiplier=0.0156, residual_multiplier=0.22, logits_scaling=8.0
+    ),
+    "exaone4": dict(rope_theta=1e6, rope_scaling=dict(rope_type="llama3", **LLAMA3)),
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +92,7 @@ def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
             shape |= {"vocab_size": save_gemma_like(folder, tiny.text(30_000)), "n_layers": 7, "sliding_window": 40}
             tiny.run(root, **shape, bos_id=2, eos_id=1, own_tokenizer=True)
         else:
-            tiny.run(root, **shape)
+            tiny.run(root, **shape | MORE.get(arch, {}))
             pre[folder] = "gpt-2"  # the converter knows published vocabularies only
         if arch == "qwen2":  # transformers splits as Qwen does for this architecture, whatever the files say
             words = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -103,5 +123,7 @@ def test_llama_cpps_own_converter_writes_the_same(converted, arch):
     mine, reference = fields(ours), fields(theirs)
     assert {key: mine.get(key) for key in reference} == reference
     # Only what the converter leaves out for Qwen and writes for Llama, and what it leaves to llama.cpp's default.
-    more = ("vocab_size", "rope.dimension_count", "attention.sliding_window_pattern")
+    more = ["vocab_size", "rope.dimension_count", "attention.sliding_window_pattern"]
+    if arch == "granite":  # whose heads together are as wide as the model
+        more += ["attention.key_length", "attention.value_length"]
     assert set(mine) - set(reference) <= {f"{arch}.{key}" for key in more}

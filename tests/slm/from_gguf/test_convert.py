@@ -35,6 +35,16 @@ SHAPES = {
     "qwen3": {"arch": "qwen3", "tie_embeddings": True, "norm_eps": 1e-6, "rope_scaling": LINEAR},
     "gemma3": {"arch": "gemma3", "n_layers": 7, "sliding_window": 40, "tie_embeddings": True},
     "lfm2": {"arch": "lfm2", "tie_embeddings": True},
+    "smollm3": {"arch": "smollm3", "n_layers": 4, "tie_embeddings": True, "rope_theta": 2e6},
+    "granite": {
+        "arch": "granite",
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.0156,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
+    "exaone4": {"arch": "exaone4", "tie_embeddings": True, "rope_scaling": SCALING, "rope_theta": 5e5},
+    "olmo2": {"arch": "olmo2"},
 }
 
 

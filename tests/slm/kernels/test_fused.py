@@ -33,6 +33,20 @@ SHAPES = {
         query_scalar=48.0,
         rope_theta=1e6,
     ),
+    "smollm3": dict(arch="smollm3", n_layers=4, n_heads=2, n_kv_heads=1, head_dim=32, d_model=64, ffn_dim=96),
+    "granite": dict(
+        arch="granite",
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=32,
+        d_model=128,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.1,
+        residual_multiplier=0.22,
+        logits_scaling=3.0,
+    ),
+    "exaone4": dict(arch="exaone4", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128),
+    "olmo2": dict(arch="olmo2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128),
     "lfm2": dict(arch="lfm2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128, n_layers=2),
 }
 
@@ -138,7 +152,7 @@ def test_loss_and_gradients_are_the_models(shape, length, kernels):
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
 @pytest.mark.parametrize("keep_packed", [True, False])
-@pytest.mark.parametrize("shape", ["qk-norm", "gemma3", "lfm2"])
+@pytest.mark.parametrize("shape", ["qk-norm", "gemma3", "lfm2", "granite", "olmo2"])
 def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 65)

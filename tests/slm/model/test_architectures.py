@@ -16,6 +16,10 @@ SMALL = dict(
     vocab_size=96, n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, seq_len=64, eos_id=0
 )
 GEMMA = dict(arch="gemma3", n_kv_heads=1, head_dim=24, rope_theta=1e6, norm_eps=1e-6)
+MULTIPLIED = dict(embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0)
+LLAMA3 = dict(
+    rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+)
 MODELS = {
     "llama": dict(arch="llama", tie_embeddings=False),
     "qwen2": dict(arch="qwen2", tie_embeddings=False, rope_theta=1e6),
@@ -25,6 +29,12 @@ MODELS = {
     "gemma3-local": dict(**GEMMA, sliding_window=5, query_scalar=40),  # the default layers: of three, all local
     "gemma3-global": dict(**GEMMA, tie_embeddings=False),
     "lfm2": dict(arch="lfm2", rope_theta=1e6),
+    "smollm3": dict(arch="smollm3", n_layers=5, rope_theta=2e6, norm_eps=1e-6),
+    "smollm3-others": dict(arch="smollm3", rope_layers=(False, True, True), tie_embeddings=False),
+    "granite": dict(arch="granite", **MULTIPLIED, tie_embeddings=False),
+    "granite-plain": dict(arch="granite", head_dim=16),
+    "exaone4": dict(arch="exaone4", rope_theta=1e6, rope_scaling=LLAMA3),
+    "olmo2": dict(arch="olmo2", rope_theta=5e5, tie_embeddings=False),
     "lfm2-untied": dict(arch="lfm2", conv_layers=(False, True, True), conv_width=4, tie_embeddings=False),
 }
 
@@ -80,7 +90,7 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
         assert torch.equal(again.state_dict()[each], tensor), each
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2"])
 def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
     model, tokens = random_model(name), ids(1, 20)
     with torch.no_grad():

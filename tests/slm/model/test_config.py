@@ -1,10 +1,14 @@
 """The shapes that a model may have, and the way to Hugging Face's config.json and back."""
 
+import re
 from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from slm.data.errors import UserError
+from slm.model.architectures import LEFT_OUT
 from slm.model.config import ModelConfig
 
 SMALL = dict(
@@ -42,7 +46,7 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
     [
         (
             dict(architectures=["GPT2LMHeadModel"]),
-            "Qwen3ForCausalLM, Gemma3ForCausalLM and Lfm2ForCausalLM. For others, llama.cpp's",
+            "Exaone4ForCausalLM and Olmo2ForCausalLM. For others, llama.cpp's",
         ),
         (dict(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForConditionalGeneration is not supported"),
         (dict(use_sliding_window=True), "use_sliding_window=true"),
@@ -128,6 +132,12 @@ def test_shapes_that_llama_cpp_does_not_run_are_refused():
         ModelConfig(**{**SMALL, "arch": "gemma3", "query_scalar": 8.0}).check_runs_in_llama_cpp()
     with pytest.raises(UserError, match=r"n_heads\*head_dim=32 is not its d_model=64"):
         ModelConfig(**{**SMALL, "arch": "qwen2", "head_dim": 8}).check_runs_in_llama_cpp()
+    for changes in (dict(arch="olmo2"), dict(arch="granite", head_dim=8), dict(arch="smollm3", n_layers=4)):
+        good = dict(olmo2=dict(tie_embeddings=False), granite=dict(head_dim=16), smollm3={})[changes["arch"]]
+        ModelConfig(**{**SMALL, **changes, **good}).check_runs_in_llama_cpp()
+        bad = dict(rope_layers=(False, True, True, True)) if changes["arch"] == "smollm3" else {}
+        with pytest.raises(UserError, match=r"does not\s+run in llama\.cpp"):
+            ModelConfig(**{**SMALL, **changes, **bad}).check_runs_in_llama_cpp()
 
 
 @pytest.mark.parametrize(
@@ -166,3 +176,12 @@ def test_an_older_lfm2_names_its_layers_with_attention_and_a_width_that_is_cut_t
     assert (shape.ffn_dim, shape.head_dim, shape.rope_theta, shape.tie_embeddings) == (8192, 64, 1e6, True)
     assert [layer for layer in range(16) if not shape.is_conv(layer)] == [2, 5, 8, 10, 12, 14]
     assert round(shape.n_params / 1e6) == 1170
+
+
+def test_why_a_known_small_model_is_left_out_is_said():
+    folder = Path(find_spec("transformers").origin).parent / "models" / "auto"
+    named = "".join(path.read_text() for path in folder.glob("*.py"))
+    for name, reason in LEFT_OUT.items():
+        assert f'"{name}"' in named
+        with pytest.raises(UserError, match=re.escape(f"architecture {name} is not supported ({reason}): training")):
+            ModelConfig.from_hf({"architectures": [name]})

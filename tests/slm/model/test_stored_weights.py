@@ -12,6 +12,7 @@ from slm.data.errors import UserError
 from slm.model import resize, stored_weights
 from slm.model.checkpoint import load_config, load_model, load_weights, save_model
 from slm.model.config import ModelConfig
+from slm.model.stored_weights import stream_weights
 from slm.model.transformer import LanguageModel
 
 SHAPE = dict(vocab_size=96, n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=64, seq_len=64)
@@ -146,3 +147,22 @@ def test_a_line_is_printed_once(capsys):
     for _ in range(2):
         stored_weights.note_own_head("somewhere")
     assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_shards_are_read_a_tensor_at_a_time(tmp_path, monkeypatch):
+    """A tuning that must fit into little memory reads a model of several files by tensor, too."""
+    weights = load_file(saved(tmp_path, tied=False) / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: weights[name] for name in part}, tmp_path / file, {"format": "pt"})
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr(stored_weights, "load_file", None)
+    found = dict(stream_weights(tmp_path, tied=False))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"{")
+    with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors cannot be read"):
+        dict(stream_weights(tmp_path, tied=False))
