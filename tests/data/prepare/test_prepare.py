@@ -269,8 +269,8 @@ def test_its_text_is_there_as_text(text, tokenizer, tmp_path):
     config = config_of(text)
     prepare(config, tmp_path / "corpus", tokenizer)
     for split in ("train", "validation"):
-        found = sample_documents(from_corpus(tmp_path / "corpus"), split, 10_000, 5)
-        assert found == sample_documents(config, split, 10_000, 5)
+        found = list(sample_documents(from_corpus(tmp_path / "corpus"), split, 10_000, 5))
+        assert found == list(sample_documents(config, split, 10_000, 5))
 
 
 def test_what_was_left_out_is_counted_and_shown(text, tokenizer, tmp_path):
