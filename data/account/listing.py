@@ -13,6 +13,7 @@ from slm.data.sources.plan import source_files, validation_files
 
 HIDDEN = "hidden"
 VALIDATION = "named by data.val_files"
+NO_FILE = "no files (pipes, links to nothing)"
 UNREADABLE = "of types that are not read"
 NO_RECORDS = "without records of text"
 """Of a type that is read, and left out all the same: a ``.json`` file of something else."""
@@ -109,6 +110,8 @@ def _inside(folder: str) -> list[str]:
 def _reason(path: str, source: SourceConfig) -> str:
     if os.path.basename(path).startswith("."):
         return HIDDEN
+    if not os.path.isfile(path):  # opening a pipe would wait for somebody to write into it
+        return NO_FILE
     readable = (*kinds.RECORDS, *kinds.TABLES) if source.is_chat else kinds.READERS
     return NO_RECORDS if kinds.file_format(path) in readable else UNREADABLE
 
