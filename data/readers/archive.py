@@ -178,9 +178,7 @@ def _is_hidden(name: str) -> bool:
 def _leave_out(path: str, member: _Member, kind: str | None, wrong: str) -> None:
     """Count a member that no reader knows, or another archive, which would have no bounds."""
     suffix = os.path.splitext(member.name)[1].lower() or "without a suffix"
-    what = (
-        f"an archive in an archive ({suffix}): unpack it first"
-        if kind
-        else f"files in archives, {suffix}" + (f" ({wrong})" if wrong else "")
-    )
+    what = f"files in archives, {suffix}" + (f" ({wrong})" if wrong else "")
+    if kind:
+        what = f"an archive in an archive ({suffix}): unpack it first"
     TALLY.add(what, path=path, position=member.number, first=lambda: f"{path}: {member.name}")

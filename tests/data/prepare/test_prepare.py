@@ -103,7 +103,7 @@ def test_nothing_of_a_shard_waits_for_the_collector(text, tokenizer, tmp_path):
     try:
         for number in work.missing("shards")[:2]:
             make_shard(work, number)
-        assert not [each for each in gc.get_objects() if isinstance(each, shard_module._Maker)]
+        assert not [each for each in gc.get_objects() if type(each) is shard_module._Maker]
     finally:
         gc.enable()
 

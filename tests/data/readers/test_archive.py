@@ -124,7 +124,7 @@ def test_a_member_in_another_encoding_is_named_as_such(tmp_path):
     path.write_bytes(zipped({"a.txt": b"one", "b.txt": "words of two bytes".encode("utf-16")}))
     assert len(list(TextFile(str(path), Reading(on_bad="auto")).read())) == 1
     ((reason, found),) = TALLY.record([str(path)]).items()
-    assert reason == "files in archives, .txt (UTF-16)"
+    assert reason == "files in archives, .txt (UTF-16LE)"
     assert found.first == f"{path}: b.txt"
 
 

@@ -61,11 +61,10 @@ def test_bad_rows_are_named(monkeypatch):
 def test_a_quotation_mark_that_nothing_closes_takes_no_rows_with_it():
     """The csv module gives the rest of the file as the text of one row."""
     data = b'id,text\n1,one\n2,"never closed\n3,three\n4,four\n'
-    found = []
+    rows = table.CSV.read(io.BytesIO(data), "t.csv", 0, Reading())
+    assert next(rows)[0].values == ["1", "one"]
     with pytest.raises(BadRecordError, match="not closed") as error:
-        for raw, end in table.CSV.read(io.BytesIO(data), "t.csv", 0, Reading()):
-            found.append(table.CSV.parse(raw, end, Reading()))
-    assert found == ["one"]
+        next(rows)
     assert error.value.offset == data.index(b"2,")
     assert texts(b'id,text\n1,"closed"') == texts(b'id,text\n1,"closed"\n') == ["closed"]
 
