@@ -84,6 +84,13 @@ def show_files(config: DataConfig, log: Callable[[str], None]) -> None:
             _show_once(listing.line(), log)
 
 
+def check_files(config: DataConfig) -> None:
+    """UserError where a source's files are not there, or none of them is of a kind that is read; in a part of a second.
+    For what takes long before it comes to the text."""
+    for source in config.all_sources():
+        list_files(source)
+
+
 @functools.lru_cache(maxsize=64)
 def _show_once(line: str, log: Callable[[str], None]) -> None:
     log(line)

@@ -1,6 +1,7 @@
 """How every command ends: its exit status, and one line for a person's mistake."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -138,3 +139,26 @@ def test_a_command_reads_and_writes_utf8_whatever_the_locale_says(mode):
     own = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": mode}
     done = subprocess.run([sys.executable, "-c", code, "a b"], capture_output=True, env=own)
     assert done.stdout.decode() == "1 ['a b'] é\n", done.stderr
+
+
+def test_ctrl_c_during_native_code_is_answered_and_ends_the_command():
+    """Python raises KeyboardInterrupt only when the call returns, in a minute here."""
+    source = """
+import hashlib, sys
+from slm import cli, late_interrupt
+late_interrupt.END_SECONDS = 0.5
+def main(words):
+    print("computing", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+cli.run(main)
+"""
+    command = subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert command.stdout.readline() == "computing\n"
+        command.send_signal(signal.SIGINT)
+        assert command.communicate(timeout=20) == ("", "interrupted: ending what is being computed\n")
+        assert command.returncode == 130
+    finally:
+        command.kill()
