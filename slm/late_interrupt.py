@@ -31,6 +31,11 @@ def watch() -> None:
     writes.setblocking(False)
     signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
 
+    def leave() -> None:
+        """A forked process has the socket, but not the thread: its signals would end its parent."""
+        if (before := signal.set_wakeup_fd(-1)) not in (-1, writes.fileno()):
+            signal.set_wakeup_fd(before)
+
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raised.set()
         raise KeyboardInterrupt
@@ -45,5 +50,6 @@ def watch() -> None:
             if not raised.wait(END_SECONDS) and signal.getsignal(signal.SIGINT) is interrupt:
                 os._exit(EXIT_INTERRUPTED)
 
+    os.register_at_fork(after_in_child=leave)
     signal.signal(signal.SIGINT, interrupt)
     threading.Thread(target=look, name="interrupt", daemon=True).start()

@@ -142,6 +142,27 @@ def test_a_command_reads_and_writes_utf8_whatever_the_locale_says(mode):
     assert done.stdout.decode() == "1 ['a b'] é\n", done.stderr
 
 
+def test_ctrl_c_in_a_forked_process_is_its_own():
+    """``slm.machine.crash_guard`` forks; the signal of the child ended the parent."""
+    source = """
+import os, signal, time
+from slm import cli, late_interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+late_interrupt.TOLD_SECONDS = late_interrupt.END_SECONDS = 0.1
+def main(words):
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    time.sleep(1)
+    print("done")
+cli.run(main)
+"""
+    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "done\n", "interrupted\n")
+
+
 def test_ctrl_c_during_native_code_is_answered_and_ends_the_command():
     """Python raises KeyboardInterrupt only when the call returns, in a minute here."""
     source = """
