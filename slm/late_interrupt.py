@@ -1,8 +1,8 @@
 """Ctrl-C while a library computes in native code, which Python cannot leave: the command says so at once, and ends.
 
-Python raises ``KeyboardInterrupt`` only between two of its own instructions. Training a tokenizer on 50 MB takes half a
+Python raises ``KeyboardInterrupt`` only between two Python instructions. Training a tokenizer on 50 MB takes half a
 minute in one call, so that Ctrl-C seemed to do nothing. A thread waits for the signal's byte
-(``signal.set_wakeup_fd``). Commands with a handler of their own (training, the server) take its place.
+(``signal.set_wakeup_fd``). Commands with another handler (training, the server) replace it.
 
 Tested in tests/slm/test_cli.py.
 """
