@@ -13,7 +13,7 @@ BEGINS = r"(?:^|[.!?]\s+|\"\"\"|# |// )"
 
 TURNS = {
     "in the place of": (r"\bin the place of\b", 0),
-    "X of its own": (r"\bof (?:its|their|his|her|one's|your|ours?|my) own\b", 182),
+    "X of its own": (r"\bof (?:its|their|his|her|one's|your|ours?|my) own\b", 155),
     "so many": (r"\bso many\b", 132),
     "is that of": (r"\b(?:is|are) (?:that|those) of\b", 95),
     "whose": (r"\bwhose\b", 316),
