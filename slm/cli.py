@@ -10,13 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from slm import early_interrupt
+from slm import early_interrupt, late_interrupt
 from slm.data.errors import UserError, one_line
 
 EXIT_USER_ERROR = 2
 JSON = "SLM_JSON"
 """The environment variable that carries ``json=``: true or false."""
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 _OF_MAKE = {
     "data": "DATA",
@@ -84,6 +83,8 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         _use_utf8()
     try:
         early_interrupt.give_back()
+        if argv is None:
+            late_interrupt.watch()
         status = main(_without_json(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:
@@ -96,7 +97,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         # A second Ctrl-C would end Python in the middle of its end, with a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(late_interrupt.EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe is gone (`... | head`): there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

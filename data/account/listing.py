@@ -13,6 +13,7 @@ from slm.data.sources.plan import source_files, validation_files
 
 HIDDEN = "hidden"
 VALIDATION = "named by data.val_files"
+NO_FILE = "no files (pipes, links to nothing)"
 UNREADABLE = "of types that are not read"
 NO_RECORDS = "without records of text"
 """Of a type that is read, and left out all the same: a ``.json`` file of something else."""
@@ -83,6 +84,13 @@ def show_files(config: DataConfig, log: Callable[[str], None]) -> None:
             _show_once(listing.line(), log)
 
 
+def check_files(config: DataConfig) -> None:
+    """UserError where a source's files are not there, or none of them is of a kind that is read; in a part of a second.
+    For what takes long before it comes to the text."""
+    for source in config.all_sources():
+        list_files(source)
+
+
 @functools.lru_cache(maxsize=64)
 def _show_once(line: str, log: Callable[[str], None]) -> None:
     log(line)
@@ -109,6 +117,8 @@ def _inside(folder: str) -> list[str]:
 def _reason(path: str, source: SourceConfig) -> str:
     if os.path.basename(path).startswith("."):
         return HIDDEN
+    if not os.path.isfile(path):  # opening a pipe would wait for somebody to write into it
+        return NO_FILE
     readable = (*kinds.RECORDS, *kinds.TABLES) if source.is_chat else kinds.READERS
     return NO_RECORDS if kinds.file_format(path) in readable else UNREADABLE
 

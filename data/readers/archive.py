@@ -25,7 +25,7 @@ UNPACK: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".bz2": bz2.op
 TAR_ERRORS = (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError)
 HEAD = 4096
 
-KindOf = Callable[[str, bytes], str | None]
+KindOf = Callable[[str, bytes], tuple[str | None, str]]
 """The kind of a file by its name and its first bytes."""
 
 
@@ -78,11 +78,11 @@ class Archive:
                 with member.open() as opened:
                     content = _content(opened, member)
                     name = f"{path}/{member.name}"
-                    kind = self._kind_of(member.name, content.read(HEAD))
+                    kind, wrong = self._kind_of(member.name, content.read(HEAD))
                     content.seek(0)
                     reader = self._readers.get(kind or "")
                     if reader is None:
-                        _leave_out(path, member, kind)
+                        _leave_out(path, member, kind, wrong)
                         continue
                     for raw, end in reader.read(content, name, end, reading):  # noqa: B020 (used after an error)
                         yield Inside(member.name, reader, raw, end), member.number * STEP + end
@@ -175,8 +175,10 @@ def _is_hidden(name: str) -> bool:
     return any(part == "__MACOSX" or (part.startswith(".") and part.strip(".")) for part in name.split("/"))
 
 
-def _leave_out(path: str, member: _Member, kind: str | None) -> None:
+def _leave_out(path: str, member: _Member, kind: str | None, wrong: str) -> None:
     """Count a member that no reader knows, or another archive, which would have no bounds."""
     suffix = os.path.splitext(member.name)[1].lower() or "without a suffix"
-    what = f"an archive in an archive ({suffix}): unpack it first" if kind else f"files in archives, {suffix}"
+    what = f"files in archives, {suffix}" + (f" ({wrong})" if wrong else "")
+    if kind:
+        what = f"an archive in an archive ({suffix}): unpack it first"
     TALLY.add(what, path=path, position=member.number, first=lambda: f"{path}: {member.name}")

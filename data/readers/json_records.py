@@ -6,7 +6,7 @@ Tested in tests/data/sources/test_files.py.
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from slm.data.bad_records import BadRecordError
@@ -78,7 +78,26 @@ class JsonLines:
                 advice=TORN if torn else "JSON lines hold one object each",
                 offset=at,
             ) from error
+        if key := repeated_key(raw, row, [reading.text_field]):
+            raise BadRecordError(f"the key {key!r} stands more than once", offset=at)
         return text_of(row, reading, offset=at)
+
+
+def repeated_key(raw: bytes, row: Any, names: Iterable[str]) -> str:
+    """The first of the ``names`` that the object in ``raw``, read as ``row``, has more than once, of which Python keeps
+    the last; empty where none is."""
+    if not isinstance(row, dict):
+        return ""
+    likely = [name for name in names if raw.count(json.dumps(name, ensure_ascii=False).encode("utf-8", "replace")) > 1]
+    if not likely:
+        return ""
+    keys: list[str] = []
+
+    def note(pairs: list[tuple[str, Any]]) -> None:
+        keys[:] = [key for key, _ in pairs]  # the outermost object is the last that ends
+
+    json.loads(raw.removeprefix(BYTE_ORDER_MARK), object_pairs_hook=note)
+    return next((name for name in likely if keys.count(name) > 1), "")
 
 
 def _line(held: list[bytes], size: int) -> bytes | Unreadable:

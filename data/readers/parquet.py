@@ -92,6 +92,10 @@ def _to_bytes(schema: Any, field: str, option: str) -> Any:
             detail=f"its columns are {', '.join(map(repr, schema.names))}",
             advice=f"set {option}",
         )
+    if schema.names.count(field) > 1:
+        raise BadRecordError(
+            f"{schema.names.count(field)} columns are named {field!r}", advice="rename them, so that one is the text"
+        )
     kind = schema.field(field).type
     dictionary = pa.types.is_dictionary(kind)
     value = kind.value_type if dictionary else kind

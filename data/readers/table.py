@@ -101,6 +101,8 @@ class _Lines:
         self._buffer = b""
         self._at = 0
         self.position = 0
+        self.ended = False
+        """Whether a line behind the last one was asked for."""
         self._take(mark)
 
     def _take(self, count: int) -> None:
@@ -139,6 +141,7 @@ class _Lines:
                 raise csv.Error("a line is longer than a field may be")
         line = self._buffer[self._at : end + step]
         if not line:
+            self.ended = True
             raise StopIteration
         self._at += len(line)
         self.position += len(line)
@@ -149,11 +152,15 @@ class _Lines:
 
 
 def _next(rows: Iterator[list[str]], lines: _Lines) -> list[str] | None:
+    start = lines.position
     try:
-        return next(rows, None)
+        row = next(rows, None)
     except csv.Error as error:
         reason = "a table that cannot be read on (is a quotation mark not closed?)"
         raise BadRecordError(reason, detail=error, offset=lines.position) from error
+    if row is not None and lines.ended:  # the csv module gives all lines from there on as one field
+        raise BadRecordError("the rest of a table from a quotation mark on that is not closed", offset=start)
+    return row
 
 
 def _encoding(sample: bytes) -> tuple[str, int]:

@@ -278,23 +278,22 @@ def iter_documents(config: DataConfig, split: Split, seed: int) -> Iterator[str]
 
 def sample_documents(
     config: DataConfig, split: Split, max_bytes: int, seed: int, longest: int | None = None
-) -> list[str]:
+) -> Iterator[str]:
     """Documents of a split up to ``max_bytes`` of UTF-8 in total, at least one.
 
     They come from the beginning of the shuffled stream, not from everywhere in the corpus. Of a document with more
     than ``longest`` characters only so many are taken, from its middle. All of it is text that UTF-8 can carry.
     """
-    sample: list[str] = []
     total = 0
     for document in iter_documents(config, split, seed):
         text = well_formed(_shortened(document, longest))
-        total += len(text.encode("utf-8"))
-        if sample and total > max_bytes:
-            break
-        sample.append(text)
-    if not sample:
+        size = len(text.encode("utf-8"))
+        if total and total + size > max_bytes:
+            return
+        total += size
+        yield text
+    if not total:
         raise UserError(f"the {split} split has no documents: give more text or another data.val_fraction")
-    return sample
 
 
 def _shortened(document: str, longest: int | None) -> str:

@@ -273,6 +273,12 @@ def expand(
             kind = file_format(path)
             if plain_text and kind is not None and kind not in wanted:
                 raise UserError(f"{option}: {pattern} is a {kinds.title(kind)}, which is not read: {_convert(kind)}")
+        elif os.path.exists(path):
+            raise UserError(
+                f"{option}: {pattern} is a pipe or a device, and text is read more than once: write it to a file first"
+            )
+        elif os.path.islink(path):
+            raise UserError(f"{option}: {pattern} is a link to {os.readlink(path)}, which is not there")
         elif glob.has_magic(path):
             inside = sorted(each for each in glob.glob(path, recursive=True) if os.path.isfile(each))
             matches = _take(inside, os.path.dirname(path) or ".", pattern, option, wanted, None)

@@ -239,9 +239,9 @@ def head(path: str) -> bytes:
         return b""
 
 
-def _kind_of_member(name: str, first: bytes) -> str | None:
+def _kind_of_member(name: str, first: bytes) -> tuple[str | None, str]:
     told = of_bytes(name, first)
-    return None if told.wrong else told.kind
+    return (None, told.wrong) if told.wrong else (told.kind, "")
 
 
 _OF_MEMBERS = dict(READERS)  # without archives in archives, which would have no bounds

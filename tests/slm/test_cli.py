@@ -1,8 +1,10 @@
 """How every command ends: its exit status, and one line for a person's mistake."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -138,3 +140,49 @@ def test_a_command_reads_and_writes_utf8_whatever_the_locale_says(mode):
     own = os.environ | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": mode}
     done = subprocess.run([sys.executable, "-c", code, "a b"], capture_output=True, env=own)
     assert done.stdout.decode() == "1 ['a b'] é\n", done.stderr
+
+
+def test_ctrl_c_in_a_forked_process_is_its_own():
+    """``slm.machine.crash_guard`` forks; the signal of the child ended the parent."""
+    source = """
+import os, signal, time
+from slm import cli, late_interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)
+late_interrupt.TOLD_SECONDS = late_interrupt.END_SECONDS = 0.1
+def main(words):
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 130
+    time.sleep(1)
+    print("done")
+cli.run(main)
+"""
+    found = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "done\n", "interrupted\n")
+
+
+def test_ctrl_c_during_native_code_is_answered_and_ends_the_command():
+    """Python raises KeyboardInterrupt only when the call returns, in a minute here."""
+    source = """
+import hashlib, signal
+from slm import cli, late_interrupt
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the test's own process may ignore it
+late_interrupt.END_SECONDS = 0.5
+def main(words):
+    print("computing", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+cli.run(main)
+"""
+    command = subprocess.Popen(
+        [sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert command.stdout.readline() == "computing\n"
+        time.sleep(1)  # until it has entered the call
+        command.send_signal(signal.SIGINT)
+        assert command.communicate(timeout=20) == ("", "interrupted: ending what is being computed\n")
+        assert command.returncode == 130
+    finally:
+        command.kill()

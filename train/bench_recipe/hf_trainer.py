@@ -118,7 +118,7 @@ def main(spec: dict[str, Any], started: float) -> int:
     torch.manual_seed(train.seed)
     tokenizer = make_tokenizer(
         config.tokenizer,
-        lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, train.seed)),
+        lambda: sample_documents(config.data, "train", config.tokenizer.sample_bytes, train.seed),
     )
     spec_of_model = replace(config.model, arch="llama")
     shape = spec_of_model.model_config(vocab_size=tokenizer.vocab_size, seq_len=train.seq_len, eos_id=tokenizer.eot_id)

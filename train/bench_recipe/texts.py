@@ -24,7 +24,7 @@ def validation_documents(config: BenchRecipeConfig) -> tuple[str, list[str]]:
     files = [Path(path) for path in config.data.val_files]
     if files and all(path.is_file() for path in files):
         return files[0].name, [document for path in files for document in documents_of(path)]
-    found = sample_documents(config.data, "validation", config.bench.validation_bytes, config.train.seed)
+    found = list(sample_documents(config.data, "validation", config.bench.validation_bytes, config.train.seed))
     return "held-out text", found
 
 

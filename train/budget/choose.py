@@ -13,6 +13,7 @@ from typing import Any
 
 from slm.cli import spelled
 from slm.configuration import build, load_config
+from slm.data.account.listing import check_files
 from slm.data.errors import UserError
 from slm.machine.hardware import process_seconds
 from slm.machine.memory import available_bytes
@@ -117,6 +118,7 @@ def _own_name(argv: list[str]) -> list[str]:
 def basis_of(base: RunConfig, argv: list[str], seconds: float, machine: Machine | None = None) -> Basis:
     """The machine's speed (this one's, unless one is given), the text's size, the law of all records, and what the
     person has set."""
+    check_files(base.data)
     machine = machine or measured(base.train, base.optim, min(SECONDS, max(2.0, MEASURING_SHARE * seconds)))
     wanted = wanted_of(base, argv)
     vocabularies = sorted({*corpus.VOCABULARIES, *([wanted.vocab_size] if wanted.vocab_size else [])})

@@ -59,7 +59,7 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
     else:
         tokenizer = make_tokenizer(
             config.tokenizer,
-            lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed)),
+            lambda: sample_documents(config.data, "train", config.tokenizer.sample_bytes, config.train.seed),
         )
     if config.data.has_chat:
         tokenizer, lines = chat_setup(tokenizer, config.data)

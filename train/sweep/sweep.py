@@ -13,6 +13,7 @@ from typing import Any
 
 from slm.command.option_names import options as option_defaults
 from slm.configuration import load, to_dict
+from slm.data.account.listing import check_files
 from slm.data.errors import UserError
 from slm.report import atomic_write_json, duration, final_json
 from slm.train.report.html import MOST_RUNS as MOST_COMPARED
@@ -50,6 +51,7 @@ def main(argv: list[str], start: Start = start_training) -> int:
         )
     if config.sweep.range_test and "optim.lr" in dict(whole.axes):
         raise UserError("sweep.range_test=true tries learning rates itself: give optim.lr one value, or none")
+    check_files(config.data)
     own = [word for word in whole.fixed if word.partition("=")[0] in OF_THE_SWEEP or word.startswith("sweep.")]
     grid = Grid(tuple(word for word in whole.fixed if word not in own), whole.axes)
     name = (config.name or config.preset) + ("-range" if config.sweep.range_test else "")

@@ -11,6 +11,7 @@ from typing import Any
 
 from slm import cli
 from slm.configuration import load
+from slm.data.account.listing import check_files
 from slm.data.errors import UserError
 from slm.kernels import roofline
 from slm.machine.busy import Others, mark
@@ -54,6 +55,7 @@ class BenchConfig(RunConfig):
 def main(argv: list[str]) -> int:
     """Measure, print the table and the JSON line. Returns the exit code."""
     config = load(BenchConfig, "bench_train", argv)
+    check_files(config.data)
     bench = config.bench
     grad_accum = bench.micro_batches or min(config.train.grad_accum, MOST_MICRO_BATCHES)
     task = Task(config=config, grad_accum=grad_accum, steps=bench.steps, warmup=bench.warmup)

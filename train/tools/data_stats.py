@@ -74,7 +74,7 @@ def main(argv: list[str]) -> int:
     stats, seed = config.stats, config.train.seed
     show_files(config.data, print)
     tokenizer = make_tokenizer(
-        config.tokenizer, lambda: iter(sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed))
+        config.tokenizer, lambda: sample_documents(config.data, "train", config.tokenizer.sample_bytes, seed)
     )
     if config.data.has_chat:
         made, lines = chat_setup(tokenizer, config.data)
@@ -235,7 +235,7 @@ def next_to_gpt2(config: DataStatsConfig, tokenizer: Tokenizer) -> dict[str, flo
 
     GPT-2's is left out, and nothing downloaded, where tiktoken has it not in its cache.
     """
-    sample = sample_documents(config.data, "train", COMPARED_BYTES, config.train.seed)
+    sample = list(sample_documents(config.data, "train", COMPARED_BYTES, config.train.seed))
     size = sum(len(each.encode("utf-8")) for each in sample)
     counts = {tokenizer.name: (sum(map(len, map(make_encode(tokenizer), sample))), tokenizer.vocab_size)}
     if tokenizer.name != GPT2 and (gpt2 := cached(GPT2)) is not None:

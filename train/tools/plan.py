@@ -2,6 +2,7 @@
 
 from slm import cli
 from slm.configuration import load
+from slm.data.account.listing import check_files
 from slm.data.errors import UserError
 from slm.durations import seconds_of
 from slm.report import duration, final_json, table
@@ -35,6 +36,7 @@ def main(argv: list[str]) -> int:
 
 
 def _costs(config: PlanConfig) -> int:
+    check_files(config.data)
     speeds = [config.tokens_per_s] if config.tokens_per_s else list(SPEEDS)
     shape = model_shape(config)
     tokens = config.train.max_steps * config.train.tokens_per_step

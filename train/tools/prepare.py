@@ -117,9 +117,7 @@ def work_of(config: PrepareConfig) -> Work:
         sample_bytes, seed = config.tokenizer.sample_bytes, config.train.seed
         if config.tokenizer.trained:
             print(f"training the tokenizer on up to {size(sample_bytes)} of the text", flush=True)
-        return make_tokenizer(
-            config.tokenizer, lambda: iter(sample_documents(config.data, "train", sample_bytes, seed))
-        )
+        return make_tokenizer(config.tokenizer, lambda: sample_documents(config.data, "train", sample_bytes, seed))
 
     return begin(config.data, config.folder, tokenizer, flat)
 

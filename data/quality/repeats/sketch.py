@@ -22,6 +22,7 @@ SEED = 1
 FEW_BANDS, MANY_BANDS = 16, 32  # thresholds of 0.75 and more need only half the bands, and half the memory
 SHINGLE = 5  # words
 _AT_ONCE = 16  # documents: the sequences of more do not stay in the processor's cache
+_CHARS_AT_ONCE = 1 << 20  # the sequences of so much text take about 40 MB, those of a long document more
 
 Verdict = Literal["", "exact", "near"]
 
@@ -49,9 +50,14 @@ def sketches(plain: Sequence[str]) -> np.ndarray:
     from rensa import RMinHash
 
     rows: list[list[int]] = []
-    for start in range(0, len(plain), _AT_ONCE):
-        tokens = list(map(shingles, plain[start : start + _AT_ONCE]))
-        rows += RMinHash.digests_from_token_sets(tokens, N_HASHES, SEED)
+    tokens: list[list[str]] = []
+    chars = 0
+    for number, text in enumerate(plain, 1):
+        tokens.append(shingles(text))
+        chars += len(text)
+        if len(tokens) == _AT_ONCE or chars > _CHARS_AT_ONCE or number == len(plain):
+            rows += RMinHash.digests_from_token_sets(tokens, N_HASHES, SEED)
+            tokens, chars = [], 0
     return np.array(rows, dtype=np.uint32).reshape(-1, N_HASHES)
 
 

@@ -22,6 +22,7 @@ from slm.data.bad_records import BadRecordError
 from slm.data.chat import message_trees
 from slm.data.errors import UserError, one_line
 from slm.data.readers import json_records
+from slm.data.readers.json_records import repeated_key
 from slm.data.sources import kinds
 from slm.data.sources.compressed import open_binary
 
@@ -203,7 +204,9 @@ def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterat
             yield None
             continue
         try:
-            yield Record(json.loads(line), place.where)
+            value = json.loads(line)
+            key = repeated_key(line, value, value) if isinstance(value, dict) else ""
+            yield Record(value, place.where, f"the key {key!r} stands more than once" if key else "")
         except UnicodeDecodeError:
             yield Record(None, place.where, NOT_UTF8)
         except (ValueError, RecursionError) as error:

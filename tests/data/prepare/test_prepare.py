@@ -1,6 +1,7 @@
 """A prepared corpus: training reads from it what it reads from the text, and it is the same however it was made."""
 
 import dataclasses
+import gc
 import gzip
 import json
 import random
@@ -14,6 +15,7 @@ from slm.configuration import to_dict
 from slm.data.account.account import account
 from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
 from slm.data.errors import UserError
+from slm.data.prepare import shard as shard_module
 from slm.data.prepare import work as work_module
 from slm.data.prepare.finish import finish
 from slm.data.prepare.repeated import list_repeated, make_signatures, remove_signatures
@@ -91,6 +93,19 @@ def prepare(config, folder, tokenizer):
     for number in reversed(work.missing("shards")):
         make_shard(work, number)
     return work, finish(work)
+
+
+def test_nothing_of_a_shard_waits_for_the_collector(text, tokenizer, tmp_path):
+    """A hundred shards' ids and vocabularies did, so that memory grew with the text."""
+    work = begin(config_of(text), tmp_path / "corpus", lambda: tokenizer, flat(config_of(text)))
+    gc.collect()
+    gc.disable()
+    try:
+        for number in work.missing("shards")[:2]:
+            make_shard(work, number)
+        assert not [each for each in gc.get_objects() if type(each) is shard_module._Maker]
+    finally:
+        gc.enable()
 
 
 def from_corpus(folder, **options):
@@ -269,8 +284,8 @@ def test_its_text_is_there_as_text(text, tokenizer, tmp_path):
     config = config_of(text)
     prepare(config, tmp_path / "corpus", tokenizer)
     for split in ("train", "validation"):
-        found = sample_documents(from_corpus(tmp_path / "corpus"), split, 10_000, 5)
-        assert found == sample_documents(config, split, 10_000, 5)
+        found = list(sample_documents(from_corpus(tmp_path / "corpus"), split, 10_000, 5))
+        assert found == list(sample_documents(config, split, 10_000, 5))
 
 
 def test_what_was_left_out_is_counted_and_shown(text, tokenizer, tmp_path):

@@ -119,6 +119,15 @@ def test_a_bad_member_leaves_the_others(tmp_path):
         [file.text(raw, end) for raw, end in file.read()]
 
 
+def test_a_member_in_another_encoding_is_named_as_such(tmp_path):
+    path = tmp_path / "a.zip"
+    path.write_bytes(zipped({"a.txt": b"one", "b.txt": "words of two bytes".encode("utf-16")}))
+    assert len(list(TextFile(str(path), Reading(on_bad="auto")).read())) == 1
+    ((reason, found),) = TALLY.record([str(path)]).items()
+    assert reason == "files in archives, .txt (UTF-16LE)"
+    assert found.first == f"{path}: b.txt"
+
+
 def test_what_was_read_is_compared_by_names_and_contents():
     found = [raw for raw, _ in READERS["zip"].read(io.BytesIO(zipped(MEMBERS)), "a.zip", 0, Reading())]
     again = [raw for raw, _ in READERS["zip"].read(io.BytesIO(zipped(MEMBERS)), "a.zip", 0, Reading())]

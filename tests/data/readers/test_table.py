@@ -58,6 +58,17 @@ def test_bad_rows_are_named(monkeypatch):
     assert texts(b"") == texts(b"id,text\n") == []
 
 
+def test_a_quotation_mark_that_nothing_closes_takes_no_rows_with_it():
+    """The csv module gives the rest of the file as the text of one row."""
+    data = b'id,text\n1,one\n2,"never closed\n3,three\n4,four\n'
+    rows = table.CSV.read(io.BytesIO(data), "t.csv", 0, Reading())
+    assert next(rows)[0].values == ["1", "one"]
+    with pytest.raises(BadRecordError, match="not closed") as error:
+        next(rows)
+    assert error.value.offset == data.index(b"2,")
+    assert texts(b'id,text\n1,"closed"') == texts(b'id,text\n1,"closed"\n') == ["closed"]
+
+
 cells = st.text(st.sampled_from('ab ä€\n\r",;\t'), max_size=8)
 
 

@@ -102,8 +102,8 @@ def test_any_mixture_resumes_exactly_over_epochs(tmp_path, shard):
 
 def test_tales_are_held_out_by_their_text():
     config = DataConfig(kind="tales", val_fraction=0.1, shuffle_buffer=0)
-    train = sample_documents(config, "train", 2_000_000, 0)
-    validation = sample_documents(config, "validation", 500_000, 0)
+    train = list(sample_documents(config, "train", 2_000_000, 0))
+    validation = list(sample_documents(config, "validation", 500_000, 0))
     assert all(unit_hash(text) < 0.1 for text in validation)
     assert not set(train) & set(validation)
     assert validation[0] in {story(0, index) for index in range(200)}
@@ -114,10 +114,12 @@ def test_tales_are_held_out_by_their_text():
 def test_sample_documents(tmp_path):
     rows = [f"Document {i} " + "é" * 40 for i in range(200)]
     config = local(write_jsonl(tmp_path / "a.jsonl", rows))
-    sample = sample_documents(config, "train", 2000, 1)
+    sample = list(sample_documents(config, "train", 2000, 1))
     assert 1800 < sum(len(text.encode()) for text in sample) <= 2000
-    assert sample == sample_documents(config, "train", 2000, 1) != sample_documents(config, "train", 2000, 2)
-    assert len(sample_documents(config, "train", 1, 1)) == 1
+    assert (
+        sample == list(sample_documents(config, "train", 2000, 1)) != list(sample_documents(config, "train", 2000, 2))
+    )
+    assert len(list(sample_documents(config, "train", 1, 1))) == 1
 
 
 def test_half_a_surrogate_pair_is_replaced_in_a_sample(tmp_path):
@@ -125,5 +127,5 @@ def test_half_a_surrogate_pair_is_replaced_in_a_sample(tmp_path):
     rows = [f"A cut emoji \ud83d, number {i}, in a text of some length." for i in range(50)]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    sample = sample_documents(local(path), "train", 2000, 1)
+    sample = list(sample_documents(local(path), "train", 2000, 1))
     assert all("A cut emoji \ufffd, number" in text for text in sample)

@@ -12,12 +12,13 @@ import pytest
 
 from slm.data.config import DataConfig, SourceConfig
 from slm.data.quality.repeats.in_memory import Finder
-from slm.data.quality.repeats.sketch import shingles
+from slm.data.quality.repeats.sketch import shingles, sketches
 from slm.data.quality.words import normalized
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.documents import iter_documents, make_plans
 from slm.data.sources.duplicates import load
 from slm.data.storage import NoRoomError, locked, read_checked
+from slm.data.tales.story import story
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in "bdklmnrst"]
 
@@ -285,3 +286,12 @@ def test_a_list_of_many_files_and_corpora_is_read_as_it_was_written(tmp_path):
     pairs = [(file, record) for file, found in expected.items() for record in found]
     np.savez(before, **{plan.listed_as: np.array(list(zip(*pairs, strict=True)), dtype=np.uint64)})
     assert content == before.getvalue()
+
+
+def test_sketches_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    texts = [normalized(story(1, each) * (1 + each % 3)) for each in range(9)]
+    alone = np.concatenate([sketches([text]) for text in texts])
+    for chars in (1, 2000, 1 << 20):
+        monkeypatch.setattr("slm.data.quality.repeats.sketch._CHARS_AT_ONCE", chars)
+        assert (sketches(texts) == alone).all()
+    assert sketches([]).shape == (0, 128)

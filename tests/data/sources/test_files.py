@@ -12,7 +12,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slm.data.account.listing import NO_FILE, list_files
 from slm.data.bad_records import REPLACED, TALLY, Found
+from slm.data.config import SourceConfig
 from slm.data.errors import UserError
 from slm.data.readers import reader
 from slm.data.sources.documents import iter_documents, make_plans
@@ -159,6 +161,31 @@ def test_parquet_columns_are_named(tmp_path):
         texts(path)
     with pytest.raises(UserError, match=r"'n' is not text \(it holds int64"):
         texts(path, text_field="n")
+    pq.write_table(pa.Table.from_arrays([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]), path)
+    with pytest.raises(UserError, match=r"2 columns are named 'text': rename them"):
+        texts(path)
+
+
+def test_a_key_that_stands_twice_is_no_choice_of_ours(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "x": {"text": "b"}, "y": "\\"text\\""}\n{"text": "c", "text": "d"}\n')
+    with pytest.raises(UserError, match=r"a.jsonl:2: the key 'text' stands more than once"):
+        texts(path)
+    assert texts(path, on_bad="skip") == ["a", ""]
+
+
+def test_what_is_no_file_is_never_opened(tmp_path):
+    """Opening a pipe waits for somebody to write."""
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    (tmp_path / "a.txt").write_text("words")
+    assert expand([str(tmp_path)]) == [str(tmp_path / "a.txt")]
+    found = list_files(SourceConfig(kind="files", files=[str(tmp_path)]))
+    assert [os.path.basename(each) for each in found.left_out[NO_FILE]] == ["gone.txt", "pipe.txt"]
+    with pytest.raises(UserError, match=r"pipe.txt is a pipe or a device, .*: write it to a file first"):
+        expand([str(tmp_path / "pipe.txt")])
+    with pytest.raises(UserError, match=r"gone.txt is a link to nowhere, which is not there"):
+        expand([str(tmp_path / "gone.txt")])
 
 
 def test_a_bad_byte_late_in_a_large_file_is_placed_right(tmp_path):

@@ -87,6 +87,16 @@ def test_bad_records_are_counted_and_the_first_is_shown(tmp_path):
         plan_sources(DataConfig(kind="chat", files=[str(file)], on_bad="stop"), "train")
 
 
+def test_a_key_that_stands_twice_makes_a_bad_record(tmp_path):
+    """Of two lists of messages Python keeps the last."""
+    file = tmp_path / "chats.jsonl"
+    twice = '{"question": "a", "answer": "b", "answer": "c"}'
+    file.write_text("\n".join([*(json.dumps(each) for each in records(4)), twice]))
+    findings = chat_files.inspect((str(file),))
+    assert (findings.conversations, findings.bad) == (4, 1)
+    assert findings.first_bad == f"{file}:5: the key 'answer' stands more than once"
+
+
 def test_files_without_a_conversation_are_one_line(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "plain"}\n')
     with pytest.raises(
@@ -342,7 +352,7 @@ def test_chat_needs_files_or_a_data_set_and_not_both():
 
 def test_text_samples_are_what_is_said(path):
     config = DataConfig(kind="chat", files=[path], val_fraction=0.1)
-    assert sample_documents(config, "train", 10, seed=1)[0].startswith("Question ")
+    assert next(sample_documents(config, "train", 10, seed=1)).startswith("Question ")
     assert all("role" not in each for each in iter_documents(config, "train", seed=1))
 
 
