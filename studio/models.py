@@ -50,6 +50,7 @@ def _run(places: Places, root: Path) -> dict[str, Any]:
         "checkpoints": len(checkpoints),
         "ggufs": exported(places, run.gguf_dir),
         "modelfile": modelfile(places, run.gguf_dir),
+        "types": types(root, checkpoints[-1] if checkpoints else root),
         "adapters": [places.shown(path) for path in run.adapters()],
         "report": (root / "report.html").is_file(),
         "bytes": size(root),
@@ -85,6 +86,30 @@ def exported(places: Places, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def types(root: Path, weights: Path) -> list[dict[str, Any]]:
+    """The types that ``slm bench-quant`` has compared and timed since the ``weights`` were written: quality, size and
+    speed on this machine."""
+    path = root / "quantization" / "rows.json"
+    try:
+        if path.stat().st_mtime < weights.stat().st_mtime:
+            return []
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return [
+            {
+                "type": label,
+                "bytes": row["size_mib"] * 2**20,
+                "change": row["perplexity_change"],
+                "change_stderr": row["perplexity_change_stderr"],
+                "same_top": row["same_top"],
+                "tok_s": row["decode_tok_s"],
+            }
+            for label, row in rows.items()
+            if row["decode_tok_s"] is not None
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # not compared yet, or by another version
+
+
 def modelfile(places: Places, folder: Path) -> str | None:
     """Ollama's description of a run's file, where there is one."""
     path = folder / MODELFILE
@@ -98,6 +123,7 @@ def _directory(places: Places, path: Path) -> dict[str, Any]:
         **_card("model", path.name, shown, size(path), _changed(path / "config.json", path)),
         "checkpoints": 1,
         "ggufs": exported(places, path / "gguf"),
+        "types": types(path, path / "config.json"),
         "own": True,
     }
 

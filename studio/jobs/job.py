@@ -36,7 +36,7 @@ class Job:
 
     id: str
     kind: str
-    """``train``, ``tune``, ``export``: what the page shows of it."""
+    """``train``, ``tune``, ``export``, ``types``: what the page shows of it."""
     title: str
     words: list[str]
     """The command without ``slm``."""
@@ -46,6 +46,8 @@ class Job:
     """Seconds since 1970."""
     order: float
     """Waiting jobs start in this order."""
+    form: dict[str, Any] | None = None
+    """What was entered on the page, so that it can be changed there."""
 
 
 def write(folder: Path, job: Job) -> None:

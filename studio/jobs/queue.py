@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -50,12 +51,16 @@ class Queue:
         """Whether a job runs now."""
         return any(jobs.state(folder) == "running" for _, folder in self.all())
 
-    def add(self, kind: str, title: str, words: list[str], run: str | None = None) -> Job:
+    def add(
+        self, kind: str, title: str, words: list[str], run: str | None = None, form: dict[str, Any] | None = None
+    ) -> Job:
         """Put a command at the end, and start it where nothing runs."""
         with self._locked():
             order = max((job.order for job, _ in self.all()), default=0.0) + 1
             id = f"{time.strftime('%Y%m%d%H%M%S')}{secrets.token_hex(3)}"
-            job = Job(id=id, kind=kind, title=title, words=words, run=run, created=time.time(), order=order)
+            job = Job(
+                id=id, kind=kind, title=title, words=words, run=run, created=time.time(), order=order, form=form
+            )
             jobs.write(self.folder / id, job)
         self.start_next()
         return job
@@ -97,7 +102,7 @@ class Queue:
         assert job is not None
         if jobs.state(folder) in ("waiting", "running"):
             raise UserError(f"{job.title} has not ended: wait for it, or stop it first")
-        added = self.add(job.kind, job.title, words or job.words, job.run)
+        added = self.add(job.kind, job.title, words or job.words, job.run, job.form)
         shutil.rmtree(folder)  # after that, since a full disk takes no new job
         return added
 

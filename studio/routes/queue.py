@@ -40,6 +40,7 @@ def view(places: Places, job: Job, folder: Path) -> dict[str, Any]:
         "began": began.get("at"),
         "ended": ended.get("at"),
         "command": shlex.join(["slm", *job.words]),
+        "form": job.form,
     }
     if state == "running":
         if job.run and job.kind in ("train", "tune"):

@@ -29,6 +29,7 @@ from slm.report import final_json, table
 from slm.train.config import RunConfig
 from slm.train.tools import chat_stats
 from slm.train.tools.prepare import show_prepared
+from slm.train.tune import rule
 
 COMPARED_BYTES = 1_000_000
 """Text that is encoded for the comparison with GPT-2's tokenizer."""
@@ -119,6 +120,7 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
         ChatEncoder(tokenizer),
         seq_len=config.train.seq_len,
         max_docs=config.stats.max_docs,
+        max_mb=math.inf if config.stats.max_mb is None else config.stats.max_mb,
         seed=config.train.seed,
     )
     chat_stats.show(found, f"{tokenizer.name} ({tokenizer.vocab_size:,} ids)")
@@ -128,6 +130,7 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
             "vocab_size": tokenizer.vocab_size,
             "sources": {name: each.record() for name, each in found.items()},
             "text": text,
+            "tune_holds_out": rule.held_out(sum(len(each.lengths) for each in found.values())),
         }
     )
     return 0
