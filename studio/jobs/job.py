@@ -106,11 +106,11 @@ def state(folder: Path) -> State:
     return "running" if runs else "gone"
 
 
-def tail(folder: Path) -> str:
+def tail(folder: Path, n_bytes: int = TAIL_BYTES) -> str:
     """The end of the log."""
     try:
         with (folder / LOG).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            file.seek(max(0, file.seek(0, 2) - n_bytes))
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

@@ -182,9 +182,7 @@ def _quant(values: dict[str, Any]) -> str:
     raise UserError("choose what the file is to be: smallest, balanced, best, a size or a speed")
 
 
-async def _queued(
-    found: Studio, kind: str, title: str, words: list[str], run: str, values: dict[str, Any]
-) -> Response:
+async def _queued(found: Studio, kind: str, title: str, words: list[str], run: str, values: dict[str, Any]) -> Response:
     form = {key: values[key] for key in FORM if key in values}
     job = await asyncio.to_thread(found.queue.add, kind, title, words, run, form)
     return answer({"id": job.id})

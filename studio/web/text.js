@@ -68,7 +68,7 @@ function Found({ result }) {
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
   const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
   const whole = sources.every((each) => each.complete); // otherwise the count ended after some of a large text
-  // Of that the figures of the whole are estimates, from places all over it.
+  // Of that the figures of the whole are estimates.
   const all = (key, counted) => (whole ? counted : `about ${count(result.text.reduce((sum, each) => sum + (each[key] ?? 0), 0))}`);
   const size = kinds.reduce((sum, [, each]) => sum + each.bytes, 0);
   const reasons = result.text.map((each) => named(each.left_out)).filter(Boolean);
@@ -84,7 +84,7 @@ function Found({ result }) {
       ${languages(result.text) && html`<${Tile} name="languages">${languages(result.text)}<//>`}
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
-    ${!whole && html`<p class="note" id="sample">The text is large (${bytes(size)}${kinds.some(([kind]) => PACKED.test(kind)) ? ", packed" : ""}). Looked at: its first ${bytes(total("bytes"))}, ${total("documents").toLocaleString("en")} documents, for duplicates, lengths and what is left out; a sample from all over it for documents, tokens and languages, which are estimates. The training takes from all of it.</p>`}
+    ${!whole && html`<p class="note" id="sample">The text is large (${bytes(size)}${kinds.some(([kind]) => PACKED.test(kind)) ? ", packed" : ""}). Looked at: the first ${bytes(total("bytes"))}, ${total("documents").toLocaleString("en")} documents. The figures of the whole are estimated from that; the training takes from all of it.</p>`}
     ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}
     ${reasons.map((text) => html`<p class="quiet">Left out: ${text}</p>`)}
     ${changed.map((text) => html`<p class="quiet">Masked or cut out: ${text}</p>`)}

@@ -96,9 +96,7 @@ def count(
     return counted
 
 
-def _count(
-    plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, max_mb: float, seed: int
-) -> ChatStatistics:
+def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, max_mb: float, seed: int) -> ChatStatistics:
     stats = ChatStatistics()
     if plan.files:  # slm.data.stream.chat_setup has said it of the Hub's
         found = findings_of(plan.source)

@@ -139,7 +139,9 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
 def show_accounts(config: DataStatsConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Print what is read of each source, taken and left out, and why, with examples; the counts as plain values."""
     plans = make_plans(config.data, "train") if _all_here(config.data) else plan_sources(config.data, "train")
-    accounts = [each for plan in plans if (each := account(plan, limit=SMALL_CORPUS)) is not None]
+    most = math.inf if config.stats.max_mb is None else 1e6 * config.stats.max_mb
+    limit = round(min(SMALL_CORPUS, most))
+    accounts = [each for plan in plans if (each := account(plan, limit=limit)) is not None]
     rows: list[list[str]] = []
     for each in accounts:
         count_tokens(each, tokenizer, seq_len=config.train.seq_len, pairs=config.preference.on)
