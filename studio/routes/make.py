@@ -29,8 +29,8 @@ from slm.studio.routes.base import (
     unless_gone,
 )
 
-LOOKED_DOCS = 20_000
-"""The most documents of which tokens are counted for the first look."""
+LOOKED_DOCS, LOOKED_CHATS = 20_000, 5_000
+"""The most documents and conversations of which tokens are counted for the first look."""
 LOOKED_MB = 16
 """The most megabytes of that, so that a file of 2 GB takes no longer."""
 TYPES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs", "q3_k_m", "q2_k")
@@ -92,7 +92,8 @@ def _searched(paths: list[Path]) -> bool:
 async def look(request: Request) -> Response:
     """What ``slm data-stats`` says of a text, or of conversations."""
     found, values, later = studio(request), await body(request), False
-    words = ["data-stats", f"stats.max_docs={LOOKED_DOCS}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
+    most = LOOKED_CHATS if values.get("chat") else LOOKED_DOCS
+    words = ["data-stats", f"stats.max_docs={most}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
     if values.get("chat"):
         # All are counted here; what tuning puts aside of so many is part of the answer.
         words += ["data=chat", files_word(found.places, sources(found.places, values)), "data.val_fraction=0"]

@@ -46,18 +46,21 @@ function File({ file, card, root }) {
   </article>`;
 }
 
+const REFERENCE = "f32";
+
 // The types of this machine: quality against size and against speed, and the same as a table.
 function Types({ rows }) {
-  const plot = (title, xName, x, xText) => html`<${Chart} title=${title} xName=${xName} xText=${xText} yText=${(value) => `${(100 * value).toFixed(1)} %`} lines=${[]}
-    points=${rows.map((each) => ({ x: x(each), y: each.change, name: each.type }))} />`;
+  const plot = (title, xName, x, xText) => html`<${Chart} title=${title} xName=${xName} xText=${xText} yText=${(value) => `${+(100 * value).toPrecision(2)}`} lines=${[]} height=${260}
+    points=${rows.filter((each) => each.type !== REFERENCE).map((each) => ({ x: x(each), y: each.change, name: each.type }))} />`;
+  const megabytes = (n) => String(+(n / 1e6).toPrecision(3));
   const sorted = [...rows].sort((a, b) => a.bytes - b.bytes);
   return html`<div class="two">
-      ${plot("More perplexity (lower is better) by size", "MB", (each) => each.bytes / 1e6, (value) => value.toFixed(1))}
-      ${plot("More perplexity by speed on this machine", "tokens a second", (each) => each.tok_s, (value) => Math.round(value).toLocaleString("en"))}
+      ${plot("More perplexity in %, by size", "MB", (each) => each.bytes / 1e6, (value) => String(+value.toPrecision(3)))}
+      ${plot("More perplexity in %, by speed on this machine", "tokens a second", (each) => each.tok_s, (value) => Math.round(value).toLocaleString("en"))}
     </div>
-    <div class="scroll" tabindex="0" role="region" aria-label="Types"><table>
+    <div class="scroll figures" tabindex="0" role="region" aria-label="Types"><table>
       <thead><tr><th>Type</th><th class="number">MB</th><th class="number">More perplexity</th><th class="number">Same first choice</th><th class="number">Tokens a second</th></tr></thead>
-      <tbody>${sorted.map((each) => html`<tr><td>${each.type}</td><td class="number">${(each.bytes / 1e6).toFixed(1)}</td><td class="number">${percent(each.change)}</td>
+      <tbody>${sorted.map((each) => html`<tr><td>${each.type}${each.type === REFERENCE ? " (the reference)" : ""}</td><td class="number">${megabytes(each.bytes)}</td><td class="number">${percent(each.change)}</td>
         <td class="number">${(100 * each.same_top).toFixed(1)} %</td><td class="number">${Math.round(each.tok_s).toLocaleString("en")}</td></tr>`)}</tbody>
     </table></div>`;
 }

@@ -117,7 +117,7 @@ export function Run({ query, jobs }) {
             { name: "training", kind: "thin", x: state.curve.step, y: state.curve.loss },
             { name: "validation", kind: "second", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.loss) },
           ]} />
-        <${Chart} title="Bits per byte of held-out text" xName="step" xText=${(value) => count(value)}
+        <${Chart} title="Bits per byte in validation" xName="step" xText=${(value) => count(value)}
           lines=${[{ name: "validation", kind: "first", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.bits_per_byte) }]} />
       </div>
       <${AnswersSoFar} samples=${state.samples} events=${state.events} />
