@@ -31,8 +31,8 @@ from slm.studio.routes.base import (
 
 LOOKED_DOCS, LOOKED_CHATS = 20_000, 5_000
 """The most documents and conversations of which tokens are counted for the first look."""
-LOOKED_MB = 16
-"""The most megabytes of that, so that a file of 2 GB takes no longer."""
+LOOKED_MB, TOKENIZER_MB = 16, 4
+"""The most megabytes of that, and for the tokenizer, so that a file of 2 GB takes no longer."""
 TYPES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs", "q3_k_m", "q2_k")
 """What is compared in quality, size and speed."""
 FORM = ("sources", "dedup", "mask_personal", "name", "time", "base", "lora", "aside", "model", "goal", "number")
@@ -94,6 +94,7 @@ async def look(request: Request) -> Response:
     found, values, later = studio(request), await body(request), False
     most = LOOKED_CHATS if values.get("chat") else LOOKED_DOCS
     words = ["data-stats", f"stats.max_docs={most}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
+    words.append(f"tokenizer.sample_bytes={TOKENIZER_MB}000000")
     if values.get("chat"):
         # All are counted here; what tuning puts aside of so many is part of the answer.
         words += ["data=chat", files_word(found.places, sources(found.places, values)), "data.val_fraction=0"]
