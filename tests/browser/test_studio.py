@@ -238,7 +238,9 @@ def test_a_teacher_is_the_first_part_of_its_run(page, studio, tmp_path):
 def test_a_failed_job_leads_back_to_what_was_entered(page, studio):
     form = {"sources": [{"path": "questions.csv", "label": "questions.csv"}], "base": "nobody/none", "name": "failing"}
     words = ["tune", "base=nobody/none", "name=failing", "data=chat", "data.files=['questions.csv']", "tune.lora=none"]
-    job = studio.queue.add("tune", "failing", words, "runs/failing", {**form, "lora": True, "time": "3m", "aside": True})
+    job = studio.queue.add(
+        "tune", "failing", words, "runs/failing", {**form, "lora": True, "time": "3m", "aside": True}
+    )
     (studio.workspace / "questions.csv").write_text("question,answer\nWho?,I.\nWhat?,It.\n")
     tab = page.tab
     page.open(f"{studio.url}#/run?run=runs/failing")

@@ -130,10 +130,17 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
             "vocab_size": tokenizer.vocab_size,
             "sources": {name: each.record() for name, each in found.items()},
             "text": text,
-            "tune_holds_out": rule.held_out(sum(len(each.lengths) for each in found.values())),
+            "tune_holds_out": rule.held_out(_conversations(found, text)),
         }
     )
     return 0
+
+
+def _conversations(found: dict[str, chat_stats.ChatStatistics], text: list[dict[str, Any]]) -> int:
+    """How many there are in all, about where not all were counted."""
+    if all(each.complete for each in found.values()):
+        return sum(len(each.lengths) for each in found.values())
+    return sum(each["taken"] for each in text)
 
 
 def show_accounts(config: DataStatsConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
