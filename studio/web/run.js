@@ -92,6 +92,7 @@ export function Run({ query, jobs }) {
   const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) ? job.state : state?.status ?? job?.state ?? "";
   const teacher = state && state.name !== run.split("/").at(-1) && state.name;
   const training = job?.state === "running" && (!state || state.status === "running" || teacher); // and not just about to go
+  const learned = state?.events.some((event) => event.kind === "asked" && event.text.includes("none is held out"));
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
     ${teacher && html`<p class="note" id="teacher">Part 1 of 2: the figures are those of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
@@ -117,7 +118,7 @@ export function Run({ query, jobs }) {
             { name: "training", kind: "thin", x: state.curve.step, y: state.curve.loss },
             { name: "validation", kind: "second", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.loss) },
           ]} />
-        <${Chart} title="Bits per byte in validation" xName="step" xText=${(value) => count(value)}
+        <${Chart} title=${learned ? "Bits per byte of what it learns from (none is held out)" : "Bits per byte of held-out text"} xName="step" xText=${(value) => count(value)}
           lines=${[{ name: "validation", kind: "first", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.bits_per_byte) }]} />
       </div>
       <${AnswersSoFar} samples=${state.samples} events=${state.events} />

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 
 from slm.configuration import load_config
 from slm.data.errors import UserError
+from slm.studio.__main__ import _listen
 from slm.studio.app import make_app
 from slm.studio.config import StudioConfig
 from slm.studio.jobs import job as jobs
@@ -78,6 +80,14 @@ def test_a_folder_without_permission_is_one_line_on_its_card(closed):
     assert (card["name"], "cannot be read" in card["fault"], card["ggufs"]) == ("secret", True, [])
     with pytest.raises(PermissionError):
         Places(closed).path("runs/secret/checkpoints/a")
+
+
+def test_a_port_that_is_taken_is_one_line():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(UserError, match="is a studio open there already"):
+            _listen(StudioConfig(port=other.getsockname()[1]))
 
 
 def test_two_windows_change_the_same_queue(tmp_path):
