@@ -100,7 +100,7 @@ export function Run({ query, jobs }) {
     ${training && job.line && html`<p class="quiet">${job.line}</p>`}
     ${training && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
     <${Buttons} job=${job} run=${run} state=${teacher ? null : state} />
-    ${late && !job && !state && html`<${Problem} text=${error} />`}
+    ${late && !live && !state && !job?.error && html`<${Problem} text=${error} />`}
     ${state && html`
       <div class="tiles">
         <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>
