@@ -59,9 +59,9 @@ function Types({ rows }) {
       ${plot("More perplexity in %, by speed on this machine", "tokens a second", (each) => each.tok_s, (value) => Math.round(value).toLocaleString("en"))}
     </div>
     <div class="scroll figures" tabindex="0" role="region" aria-label="Types"><table>
-      <thead><tr><th>Type</th><th class="number">MB</th><th class="number">More perplexity</th><th class="number">Same first choice</th><th class="number">Tokens a second</th></tr></thead>
+      <thead><tr><th>Type</th><th class="number">MB</th><th class="number">More perplexity</th><th class="number">Tokens a second</th><th class="number">Same first choice</th></tr></thead>
       <tbody>${sorted.map((each) => html`<tr><td>${each.type}${each.type === REFERENCE ? " (the reference)" : ""}</td><td class="number">${megabytes(each.bytes)}</td><td class="number">${percent(each.change)}</td>
-        <td class="number">${(100 * each.same_top).toFixed(1)} %</td><td class="number">${Math.round(each.tok_s).toLocaleString("en")}</td></tr>`)}</tbody>
+        <td class="number">${Math.round(each.tok_s).toLocaleString("en")}</td><td class="number">${(100 * each.same_top).toFixed(1)} %</td></tr>`)}</tbody>
     </table></div>`;
 }
 

@@ -269,9 +269,12 @@ def test_the_types_are_shown_by_quality_size_and_speed(page, studio, look):
     (run / "quantization" / "rows.json").write_text(json.dumps({"key": "", "rows": rows}))
     page.open(f"{studio.url}#/export?model=runs/typed")
     page.wait("document.querySelectorAll('.chart .point').length == 6")  # two plots, without the reference
-    assert page.text(".figures tbody tr:first-child") == "q4_00.524+4.00 %99.0 %400"
+    assert page.text(".figures tbody tr:first-child") == "q4_00.524+4.00 %40099.0 %"
     look("export-types")
     shutil.rmtree(run)
+    page.open(f"{studio.url}#/run?run=runs/typed")  # it was deleted while another window shows it
+    page.wait("document.querySelector('main .problem')")
+    assert "does not exist" in page.text("main .problem")
     assert page.errors == []
 
 
