@@ -52,13 +52,13 @@ def main(folder: Path) -> None:
     status = process.wait()
     free = shutil.disk_usage(folder.parent).free
     reserved.unlink(missing_ok=True)  # so that the end can be written on a full disk, too
-    with contextlib.suppress(FileNotFoundError):  # somebody removed the folder: the queue goes on
-        _write(folder / jobs.ENDED, {"at": time.time(), "status": status, "free": free})
+    _write(folder / jobs.ENDED, {"at": time.time(), "status": status, "free": free})
     Queue(folder.parent).start_next()
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
-    atomic_write_text(path, json.dumps(facts))
+    with contextlib.suppress(FileNotFoundError):  # somebody removed the folder: the queue goes on
+        atomic_write_text(path, json.dumps(facts))
 
 
 if __name__ == "__main__":
