@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import errno
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from slm.data.errors import UserError, one_line
@@ -20,9 +21,10 @@ from slm.studio.jobs.queue import Queue
 from slm.studio.pages import page_routes
 from slm.studio.places import Places
 from slm.studio.routes import chat, home, make, queue, run
-from slm.studio.routes.base import Studio
+from slm.studio.routes.base import Studio, problem
 from slm.studio.serving import Servers
 
+_LOG = logging.getLogger(__name__)
 EVERY_S = 10.0
 """Seconds between two looks at what waits and what is idle."""
 
@@ -49,7 +51,7 @@ def make_app(config: StudioConfig, root: Path, port: int) -> tuple[ASGIApp, str]
             UserError: _user_error,
             HTTPException: _http_error,
             ClientDisconnect: _gone,
-            OSError: _full_disk,
+            OSError: _os_error,
             Exception: _defect,
         },
         lifespan=life,
@@ -72,31 +74,39 @@ def _options(places: Places) -> str:
 async def _keep(studio: Studio) -> None:
     """Start what waits where a job's own process could not, and unload models that nobody uses."""
     while True:
-        await asyncio.to_thread(studio.queue.start_next)
+        try:
+            await asyncio.to_thread(studio.queue.start_next)
+        except OSError as error:  # a folder that just went, say: the next look may find all in order
+            _LOG.warning("the queue: %s", one_line(error))
         studio.servers.unload_idle()
         await asyncio.sleep(EVERY_S)
 
 
 async def _user_error(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": one_line(error)}, status_code=400)
+    return problem(one_line(error))
 
 
 async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, status_code=error.status_code)
+    return problem(error.detail, error.status_code)
 
 
 async def _gone(_: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody reads it
 
 
-async def _full_disk(_: Request, error: Exception) -> Response:
+async def _os_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, OSError)
+    if isinstance(error, PermissionError):
+        line = (
+            f"{error.filename or 'a file'} cannot be read or changed by the user who started studio: give it the right"
+        )
+        return problem(one_line(line))
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         raise error
-    return JSONResponse({"error": "the disk is full, so nothing was done: make room, then try again"}, status_code=507)
+    return problem("the disk is full, so nothing was done: make room, then try again", 507)
 
 
 async def _defect(_: Request, error: Exception) -> Response:
     # Starlette raises it again, so that the traceback is in the terminal.
-    return JSONResponse({"error": "a defect of studio; its terminal has the details"}, status_code=500)
+    return problem("a defect of studio; its terminal has the details", 500)

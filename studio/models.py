@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,38 @@ DEEPEST = 5
 
 def models(places: Places) -> list[dict[str, Any]]:
     """A card each, the newest first: runs, then downloaded models and GGUF files of others."""
-    own = [_run(places, root) for root in _run_folders(places.runs)]
-    found = own + [_directory(places, path) for path in _model_directories(places.models)]
+    found = [_card_of(places, root, _run, "run") for root in _run_folders(places.runs)]
+    found += [_card_of(places, path, _directory, "model") for path in _model_directories(places.models)]
     for folder in (places.models, *places.folders):
-        found += [_gguf(places, path) for path in _ggufs(folder)]
-        found += [_gguf(places, path, name) for name, path in _of_ollama(folder)]
+        found += [_card_of(places, path, _gguf, "gguf") for path in _ggufs(folder)]
+        found += [
+            _card_of(places, path, functools.partial(_gguf, name=name), "gguf") for name, path in _of_ollama(folder)
+        ]
     return sorted(found, key=lambda card: card["date"], reverse=True)
+
+
+def _card_of(places: Places, path: Path, make: Callable[[Places, Path], dict[str, Any]], kind: str) -> dict[str, Any]:
+    """The card of one model. What cannot be read, or has a name that is no text, has a card that says so."""
+    try:
+        os.fsencode(path).decode("utf-8")
+        return make(places, path)
+    except UnicodeDecodeError:
+        fault = "its name is no UTF-8, so no command can take it: rename it"
+    except OSError as error:  # no permission, or it was just removed
+        fault = f"it cannot be read ({error.strerror})"
+    return {**_card(kind, path.name, places.shown(path), 0, 0.0), "ggufs": [], "own": False, "fault": fault}
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.is_symlink() or path.name.startswith("."):
+        if path.is_symlink() or path.name.startswith(".") or not path.is_dir():
             continue
-        if (path / runs.CONFIG).is_file() or (path / "checkpoints").is_dir():
+        # Of a folder that is closed to us only the name is known: its card says so.
+        if (
+            not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
+            or (path / runs.CONFIG).is_file()
+            or (path / "checkpoints").is_dir()
+        ):
             yield path
 
 
@@ -50,6 +69,7 @@ def _run(places: Places, root: Path) -> dict[str, Any]:
         "checkpoints": len(checkpoints),
         "ggufs": exported(places, run.gguf_dir),
         "modelfile": modelfile(places, run.gguf_dir),
+        "types": types(root, checkpoints[-1] if checkpoints else root),
         "adapters": [places.shown(path) for path in run.adapters()],
         "report": (root / "report.html").is_file(),
         "bytes": size(root),
@@ -85,6 +105,30 @@ def exported(places: Places, folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+def types(root: Path, weights: Path) -> list[dict[str, Any]]:
+    """The types that ``slm bench-quant`` has compared and timed since the ``weights`` were written: quality, size and
+    speed on this machine."""
+    path = root / "quantization" / "rows.json"
+    try:
+        if path.stat().st_mtime < weights.stat().st_mtime:
+            return []
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return [
+            {
+                "type": label,
+                "bytes": row["size_mib"] * 2**20,
+                "change": row["perplexity_change"],
+                "change_stderr": row["perplexity_change_stderr"],
+                "same_top": row["same_top"],
+                "tok_s": row["decode_tok_s"],
+            }
+            for label, row in rows.items()
+            if row["decode_tok_s"] is not None
+        ]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # not compared yet, or by another version
+
+
 def modelfile(places: Places, folder: Path) -> str | None:
     """Ollama's description of a run's file, where there is one."""
     path = folder / MODELFILE
@@ -98,6 +142,7 @@ def _directory(places: Places, path: Path) -> dict[str, Any]:
         **_card("model", path.name, shown, size(path), _changed(path / "config.json", path)),
         "checkpoints": 1,
         "ggufs": exported(places, path / "gguf"),
+        "types": types(path, path / "config.json"),
         "own": True,
     }
 
@@ -147,7 +192,7 @@ def _ggufs(folder: Path) -> Iterator[Path]:
         for name in sorted(names):
             path = Path(root, name)
             is_model = name.endswith(".gguf") and not name.startswith(("imatrix", "mmproj"))
-            if is_model and not runs.is_adapter(path) and path.is_file():
+            if is_model and not runs.is_adapter(path) and os.path.isfile(path):
                 yield path
 
 
@@ -161,7 +206,7 @@ def _of_ollama(folder: Path) -> Iterator[tuple[str, Path]]:
             continue
         for digest in digests:
             path = folder / "blobs" / str(digest).replace(":", "-")
-            if path.is_file():
+            if os.path.isfile(path):
                 yield f"{manifest.parent.name}:{manifest.name}", path
 
 

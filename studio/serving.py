@@ -58,16 +58,20 @@ class Servers:
 
     def __init__(self, places: Places) -> None:
         self._places = places
-        self._kept = places.state / "servers.json"
+        self._kept = places.state / "servers" / f"{os.getpid()}.json"
         self._by_path: dict[str, Server] = {}
         self._loading = asyncio.Lock()
 
     def end_leftovers(self) -> None:
-        """End what an earlier studio did not."""
-        for process in jobs.facts(self._kept).get("processes", []):
-            if jobs.alive(process):
-                os.kill(int(process["pid"]), signal.SIGTERM)
-        self._kept.unlink(missing_ok=True)
+        """End what an earlier studio did not. Another one that still runs here keeps its own."""
+        for path in self._kept.parent.glob("*.json"):
+            kept = jobs.facts(path)
+            if jobs.alive(kept.get("studio")):
+                continue
+            for process in kept.get("processes", []):
+                if jobs.alive(process):
+                    os.kill(int(process["pid"]), signal.SIGTERM)
+            path.unlink(missing_ok=True)
 
     async def load(self, path: Path, *, measure: bool) -> Server:
         """A server of this GGUF file. The one that was used longest ago goes where there are ``MOST``.
@@ -161,4 +165,4 @@ class Servers:
     def _keep(self) -> None:
         self._kept.parent.mkdir(parents=True, exist_ok=True)
         processes = [jobs.identity(each.process.pid) for each in self._by_path.values()]
-        atomic_write_text(self._kept, json.dumps({"processes": processes}))
+        atomic_write_text(self._kept, json.dumps({"studio": jobs.identity(os.getpid()), "processes": processes}))

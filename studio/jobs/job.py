@@ -36,7 +36,7 @@ class Job:
 
     id: str
     kind: str
-    """``train``, ``tune``, ``export``: what the page shows of it."""
+    """``train``, ``tune``, ``export``, ``types``: what the page shows of it."""
     title: str
     words: list[str]
     """The command without ``slm``."""
@@ -46,6 +46,8 @@ class Job:
     """Seconds since 1970."""
     order: float
     """Waiting jobs start in this order."""
+    form: dict[str, Any] | None = None
+    """What was entered on the page, so that it can be changed there."""
 
 
 def write(folder: Path, job: Job) -> None:
@@ -104,11 +106,11 @@ def state(folder: Path) -> State:
     return "running" if runs else "gone"
 
 
-def tail(folder: Path) -> str:
+def tail(folder: Path, n_bytes: int = TAIL_BYTES) -> str:
     """The end of the log."""
     try:
         with (folder / LOG).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            file.seek(max(0, file.seek(0, 2) - n_bytes))
             return file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -50,14 +51,20 @@ class Queue:
         """Whether a job runs now."""
         return any(jobs.state(folder) == "running" for _, folder in self.all())
 
-    def add(self, kind: str, title: str, words: list[str], run: str | None = None) -> Job:
+    def add(
+        self, kind: str, title: str, words: list[str], run: str | None = None, form: dict[str, Any] | None = None
+    ) -> Job:
         """Put a command at the end, and start it where nothing runs."""
         with self._locked():
-            order = max((job.order for job, _ in self.all()), default=0.0) + 1
-            id = f"{time.strftime('%Y%m%d%H%M%S')}{secrets.token_hex(3)}"
-            job = Job(id=id, kind=kind, title=title, words=words, run=run, created=time.time(), order=order)
-            jobs.write(self.folder / id, job)
+            job = self._added(kind, title, words, run, form)
         self.start_next()
+        return job
+
+    def _added(self, kind: str, title: str, words: list[str], run: str | None, form: dict[str, Any] | None) -> Job:
+        order = max((job.order for job, _ in self.all()), default=0.0) + 1
+        id = f"{time.strftime('%Y%m%d%H%M%S')}{secrets.token_hex(3)}"
+        job = Job(id=id, kind=kind, title=title, words=words, run=run, created=time.time(), order=order, form=form)
+        jobs.write(self.folder / id, job)
         return job
 
     def waits_for(self) -> str | None:
@@ -92,13 +99,15 @@ class Queue:
     def again(self, id: str, words: list[str] | None = None) -> Job:
         """The same command once more, or with other ``words``, at the end of the queue: a run goes on from its last
         checkpoint. What is kept of the old job goes."""
-        folder = self.folder_of(id)
-        job = jobs.read(folder)
-        assert job is not None
-        if jobs.state(folder) in ("waiting", "running"):
-            raise UserError(f"{job.title} has not ended: wait for it, or stop it first")
-        added = self.add(job.kind, job.title, words or job.words, job.run)
-        shutil.rmtree(folder)  # after that, since a full disk takes no new job
+        with self._locked():  # two windows: once
+            folder = self.folder_of(id)
+            job = jobs.read(folder)
+            assert job is not None
+            if jobs.state(folder) in ("waiting", "running"):
+                raise UserError(f"{job.title} has not ended: wait for it, or stop it first")
+            added = self._added(job.kind, job.title, words or job.words, job.run, job.form)
+            shutil.rmtree(folder)  # after that, since a full disk takes no new job
+        self.start_next()
         return added
 
     def move(self, id: str, before: str | None) -> None:
@@ -110,16 +119,19 @@ class Queue:
                 raise UserError("only a job that waits can be moved: it has begun")
             others = [job for job in waiting if job.id != id]
             at = next((n for n, job in enumerate(others) if job.id == before), len(others))
+            if before is not None and at == len(others):  # another window was quicker
+                raise UserError("the other job has begun or is gone: look at the queue again")
             orders = sorted(job.order for job in waiting)
             for job, order in zip([*others[:at], moved, *others[at:]], orders, strict=True):
                 jobs.write(self.folder / job.id, replace(job, order=order))
 
     def forget(self, id: str) -> None:
         """Remove a job that has ended from the list; its run stays."""
-        folder = self.folder_of(id)
-        if jobs.state(folder) == "running":
-            raise UserError("it still runs: stop it first")
-        shutil.rmtree(folder)
+        with self._locked():
+            folder = self.folder_of(id)
+            if jobs.state(folder) == "running":
+                raise UserError("it still runs: stop it first")
+            shutil.rmtree(folder)
 
     def _start(self, folder: Path) -> bool:
         """Start the job's process, and wait until it says so. Whether it did."""

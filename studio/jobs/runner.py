@@ -5,6 +5,7 @@ It leads a session of its own, so neither a closed terminal nor the end of studi
 Tested in tests/studio/jobs/test_queue.py.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -49,14 +50,15 @@ def main(folder: Path) -> None:
     signal.signal(signal.SIGTERM, forward)
     _write(folder / jobs.BEGAN, began | {"command": jobs.identity(process.pid)})
     status = process.wait()
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(folder.parent).free
     reserved.unlink(missing_ok=True)  # so that the end can be written on a full disk, too
     _write(folder / jobs.ENDED, {"at": time.time(), "status": status, "free": free})
     Queue(folder.parent).start_next()
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
-    atomic_write_text(path, json.dumps(facts))
+    with contextlib.suppress(FileNotFoundError):  # somebody removed the folder: the queue goes on
+        atomic_write_text(path, json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from slm import runs
 from slm.data.errors import UserError
@@ -31,6 +31,7 @@ BODY_BYTES = 16 << 20
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 KEEP_ALIVE_S = 15.0
 """Seconds after which a quiet stream says that it is still there."""
+END = b"event: end\ndata: {}\n\n"
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,19 @@ def text(values: dict[str, Any], key: str) -> str:
     return value.strip()
 
 
-def answer(value: Any = None) -> JSONResponse:
+def answer(value: Any = None) -> Response:
     """JSON without NaN."""
-    return JSONResponse(finite({} if value is None else value))
+    return Response(_json({} if value is None else value), media_type="application/json")
+
+
+def problem(line: str, status: int = 400) -> Response:
+    """What is wrong, in one line."""
+    return Response(_json({"error": line}), status, media_type="application/json")
+
+
+def _json(value: Any) -> bytes:
+    """A name on the disk may be no UTF-8, and a text may hold half a character: a ``?`` stands for those."""
+    return json.dumps(finite(value), ensure_ascii=False).encode("utf-8", "replace")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
@@ -95,23 +106,23 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
 def events(source: AsyncIterator[Any]) -> StreamingResponse:
     """Server-sent events, one for each value; a UserError is the last one, as ``{"error": line}``."""
 
-    async def stream() -> AsyncIterator[str]:
+    async def stream() -> AsyncIterator[bytes]:
         following = asyncio.ensure_future(anext(source))
         try:
             while True:
                 done, _ = await asyncio.wait({following}, timeout=KEEP_ALIVE_S)
                 if not done:
-                    yield ": still here\n\n"
+                    yield b": still here\n\n"
                     continue
                 try:
                     value = following.result()
                 except StopAsyncIteration:
-                    yield "event: end\ndata: {}\n\n"
+                    yield END
                     return
                 except UserError as error:
-                    yield f"data: {json.dumps({'error': str(error)})}\n\nevent: end\ndata: {{}}\n\n"
+                    yield b"data: " + _json({"error": str(error)}) + b"\n\n" + END
                     return
-                yield f"data: {json.dumps(finite(value), ensure_ascii=False)}\n\n"
+                yield b"data: " + _json(value) + b"\n\n"
                 following = asyncio.ensure_future(anext(source))
         finally:
             following.cancel()
@@ -140,8 +151,14 @@ def sources(places: Places, values: dict[str, Any]) -> list[Path]:
 
 def files_word(places: Places, paths: list[Path]) -> str:
     """The word ``data.files=[...]``, whatever characters the paths have."""
-    quoted = ["'" + places.shown(path).replace("'", "\\'") + "'" for path in paths]
+    # Backslashes stand for themselves, unless a quotation mark follows, or what would name another option.
+    escaped = [re.sub(r"(\\*)('|\Z)", _escaped, places.shown(path)).replace("${", "\\${") for path in paths]
+    quoted = [f"'{each}'" for each in escaped]
     return f"data.files=[{','.join(quoted)}]"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return 2 * found[1] + ("\\'" if found[2] else "")
 
 
 def new_name(studio: Studio, values: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ Tested in tests/studio/test_app.py.
 """
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,16 @@ from slm.studio.routes.base import (
     unless_gone,
 )
 
-LOOKED_DOCS = 20_000
-"""The most documents of which tokens are counted for the first look."""
-LOOKED_MB = 32
-"""The most megabytes of that, so that a file of 2 GB takes no longer."""
+LOOKED_DOCS, LOOKED_CHATS = 20_000, 5_000
+"""The most documents and conversations of which tokens are counted for the first look."""
+LOOKED_MB, TOKENIZER_MB = 16, 4
+"""The most megabytes of that, and for the tokenizer, so that a file of 2 GB takes no longer."""
+TYPES = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs", "q3_k_m", "q2_k")
+"""What is compared in quality, size and speed."""
+FORM = ("sources", "dedup", "mask_personal", "name", "time", "base", "lora", "aside", "model", "goal", "number")
+"""What is kept of a form."""
+SEARCHED_MB = 100
+"""The most megabytes of files that are searched for near duplicates while a person waits."""
 TIMES = ("2m", "5m", "10m", "20m", "1h", "2h", "4h", "8h", "1d", "3d")
 """The points of the dial."""
 GOALS = {"smallest": "auto:4%", "balanced": "q4_k_m", "best": "q8_0"}
@@ -61,24 +68,42 @@ async def upload(request: Request) -> Response:
     return answer({"bytes": written})
 
 
-def _text_words(found: Studio, values: dict[str, Any]) -> list[str]:
+def _text_words(found: Studio, values: dict[str, Any], *, duplicates: bool = True) -> list[str]:
     words = ["data=local", files_word(found.places, sources(found.places, values))]
-    if values.get("dedup"):
+    if values.get("dedup") and duplicates:
         words.append("data.dedup=near")
     if values.get("mask_personal"):
         words.append("data.mask_personal=true")
     return words
 
 
+def _searched(paths: list[Path]) -> bool:
+    """Whether a person can wait until all of a text is searched for duplicates."""
+    total = 0
+    for path in paths:
+        for each in path.rglob("*") if path.is_dir() else [path]:
+            with contextlib.suppress(OSError):  # it may just go, or be closed to us: the command says so
+                total += each.stat().st_size
+            if total > SEARCHED_MB * 1e6:
+                return False
+    return True
+
+
 async def look(request: Request) -> Response:
     """What ``slm data-stats`` says of a text, or of conversations."""
-    found, values = studio(request), await body(request)
-    words = ["data-stats", f"stats.max_docs={LOOKED_DOCS}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
+    found, values, later = studio(request), await body(request), False
+    most = LOOKED_CHATS if values.get("chat") else LOOKED_DOCS
+    words = ["data-stats", f"stats.max_docs={most}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
+    words.append(f"tokenizer.sample_bytes={TOKENIZER_MB}000000")
     if values.get("chat"):
-        words += ["data=chat", files_word(found.places, sources(found.places, values))]
+        # All are counted here; what tuning puts aside of so many is part of the answer.
+        words += ["data=chat", files_word(found.places, sources(found.places, values)), "data.val_fraction=0"]
     else:
-        words += _text_words(found, values)
-    return answer(await unless_gone(request, ask(words, found.places.root)))
+        searched = await asyncio.to_thread(_searched, sources(found.places, values))
+        words += _text_words(found, values, duplicates=searched)
+        later = bool(values.get("dedup")) and not searched
+    seen = await unless_gone(request, ask(words, found.places.root))
+    return answer({**seen, "later": later})
 
 
 async def plan(request: Request) -> Response:
@@ -88,7 +113,8 @@ async def plan(request: Request) -> Response:
     words = ["plan", "preset=auto", "budget=1h", "plan.plot=", f"plan.times=[{','.join(TIMES)}]"]
     if isinstance(price, int | float) and not isinstance(price, bool) and price >= 0:
         words.append(f"plan.price_per_hour={price:g}")
-    words += _text_words(found, values)
+    searched = await asyncio.to_thread(_searched, sources(found.places, values))
+    words += _text_words(found, values, duplicates=searched)
     return answer(await unless_gone(request, ask(words, found.places.root)))
 
 
@@ -110,7 +136,7 @@ async def train(request: Request) -> Response:
     if time is None:
         raise UserError("choose the time of the training")
     words = ["train", "preset=auto", f"budget={time}s", f"name={name}", *_text_words(found, values)]
-    return await _queued(found, "train", name, words, f"runs/{name}")
+    return await _queued(found, "train", name, words, f"runs/{name}", values)
 
 
 async def tune(request: Request) -> Response:
@@ -125,7 +151,7 @@ async def tune(request: Request) -> Response:
         words.append(f"data.val_fraction={ASIDE}")
     if time is not None:
         words.append(f"train.max_minutes={time / 60:.4g}")
-    return await _queued(found, "tune", name, words, f"runs/{name}")
+    return await _queued(found, "tune", name, words, f"runs/{name}", values)
 
 
 async def export(request: Request) -> Response:
@@ -133,7 +159,15 @@ async def export(request: Request) -> Response:
     found, values = studio(request), await body(request)
     source = model(found.places, text(values, "model"))
     words = ["export", f"run={source}", f"quant={_quant(values)}"]
-    return await _queued(found, "export", f"{source}: {_quant(values)}", words, source)
+    return await _queued(found, "export", f"{source}: {_quant(values)}", words, source, values)
+
+
+async def types(request: Request) -> Response:
+    """Put a comparison of the types in the queue: their quality, size and speed on this machine."""
+    found, values = studio(request), await body(request)
+    source = model(found.places, text(values, "model"))
+    words = ["bench-quant", f"run={source}", f"quant=[{','.join(TYPES)}]", "plain_below=0"]
+    return await _queued(found, "types", f"{source}: types", words, source, values)
 
 
 def _quant(values: dict[str, Any]) -> str:
@@ -150,8 +184,9 @@ def _quant(values: dict[str, Any]) -> str:
     raise UserError("choose what the file is to be: smallest, balanced, best, a size or a speed")
 
 
-async def _queued(found: Studio, kind: str, title: str, words: list[str], run: str) -> Response:
-    job = await asyncio.to_thread(found.queue.add, kind, title, words, run)
+async def _queued(found: Studio, kind: str, title: str, words: list[str], run: str, values: dict[str, Any]) -> Response:
+    form = {key: values[key] for key in FORM if key in values}
+    job = await asyncio.to_thread(found.queue.add, kind, title, words, run, form)
     return answer({"id": job.id})
 
 
@@ -164,4 +199,5 @@ ROUTES = [
     Route("/api/train", train, methods=["POST"]),
     Route("/api/tune", tune, methods=["POST"]),
     Route("/api/export", export, methods=["POST"]),
+    Route("/api/types", types, methods=["POST"]),
 ]

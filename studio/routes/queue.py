@@ -22,6 +22,8 @@ from slm.studio.routes.base import Studio, answer, body, events, seconds, studio
 
 EVERY_S = 1.0
 """Seconds between two readings of the queue."""
+LINE_BYTES = 16 << 10
+"""Of a log for its last line, every second."""
 LOG_BYTES = 256 << 10
 """The most of a log that is sent at once."""
 
@@ -40,11 +42,12 @@ def view(places: Places, job: Job, folder: Path) -> dict[str, Any]:
         "began": began.get("at"),
         "ended": ended.get("at"),
         "command": shlex.join(["slm", *job.words]),
+        "form": job.form,
     }
     if state == "running":
         if job.run and job.kind in ("train", "tune"):
             found["progress"] = run_files.progress(places.root / job.run, began.get("at", 0.0))
-        found["line"] = jobs.last_line(jobs.tail(folder))[:300]
+        found["line"] = jobs.last_line(jobs.tail(folder, LINE_BYTES))[:300]
     elif state in ("failed", "gone"):
         found["error"] = jobs.error_line(jobs.tail(folder), ended.get("status"), ended.get("free"))
     elif state == "done":

@@ -1,6 +1,6 @@
 // A model that answers like this: conversations or a table of questions and answers, a base, and the start.
 
-import { api, Heading, html, Problem, Tile, useEffect, useMemo, useState } from "./lib.js";
+import { api, bytes, Heading, html, Problem, Tile, useEffect, useMemo, useState } from "./lib.js";
 import { Files, upload } from "./files.js";
 import { suggested, useCommand, Waiting } from "./text.js";
 
@@ -39,20 +39,27 @@ function Table({ done }) {
   <${Problem} text=${error} />`;
 }
 
+const ASIDE = 0.1; // of the conversations, where a person asks for it
+
 // Conversations as data-stats found them, with what is learned.
-function Found({ result }) {
+function Found({ result, aside }) {
   const sources = Object.values(result.sources);
   const total = (key) => sources.reduce((all, each) => all + each[key], 0);
+  const whole = sources.every((each) => each.complete);
+  const conversations = whole ? total("conversations") : result.text.reduce((all, each) => all + each.taken, 0);
+  const apart = Math.round((aside ? ASIDE : result.tune_holds_out) * conversations);
   const examples = sources.flatMap((each) => each.examples);
   return html`<section aria-label="What is in it">
     <h2>What is in it</h2>
     ${sources.map((each) => each.found && html`<p>${each.found}</p>`)}
     <div class="tiles">
-      <${Tile} name="conversations to learn from">${total("conversations").toLocaleString("en")}<//>
+      <${Tile} name="conversations">${whole ? "" : "about "}${conversations.toLocaleString("en")}<//>
+      <${Tile} name="put aside for the score">${apart ? `about ${apart.toLocaleString("en")}` : "none"} <span class="quiet">${apart ? "not learned" : "all are learned"}</span><//>
       <${Tile} name="messages">${total("messages").toLocaleString("en")}<//>
       <${Tile} name="learned tokens">${total("scored_tokens").toLocaleString("en")} <span class="quiet">of ${total("tokens").toLocaleString("en")}</span><//>
       <${Tile} name="refused by the template">${total("refused").toLocaleString("en")}<//>
     </div>
+    ${!whole && html`<p class="note" id="sample">There are many. Looked at: the first ${total("conversations").toLocaleString("en")} (${bytes(total("bytes"))}); messages, tokens and what is refused are those of these. The tuning takes from all.</p>`}
     ${sources.map((each) => each.why_refused && html`<p class="note">Left out: ${each.why_refused}</p>`)}
     ${result.text.map((each) => Object.entries(each.left_out).map(([why, n]) => html`<p class="quiet">${why}: ${n}</p>`))}
     <h3>As the model reads them</h3>
@@ -61,27 +68,32 @@ function Found({ result }) {
   </section>`;
 }
 
-export function Answers({ query, jobs }) {
-  const [sources, setSources] = useState([]);
+export function Answers({ query, entered, jobs }) {
+  const [sources, setSources] = useState(entered.sources ?? []);
   const [models, setModels] = useState([]);
-  const [base, setBase] = useState(query.base ?? "");
+  const [base, setBase] = useState(query.base ?? entered.base ?? "");
   const [other, setOther] = useState("");
-  const [aside, setAside] = useState(false);
-  const [lora, setLora] = useState(false);
-  const [time, setTime] = useState("");
-  const [name, setName] = useState("");
+  const [aside, setAside] = useState(Boolean(entered.aside));
+  const [lora, setLora] = useState(Boolean(entered.lora));
+  const [time, setTime] = useState(entered.time ?? "");
+  const [name, setName] = useState(entered.name ?? "");
   const [looked, look, stopLooking] = useCommand();
   const [state, setState] = useState({});
   useEffect(() => {
     api("/api/home").then((home) => {
       setModels(home.models);
-      setBase((now) => now || home.models.find((card) => card.checkpoints)?.path || "other");
+      // A name on the Hub, or a path, is no card.
+      if (entered.base && !home.models.some((card) => card.path === entered.base)) {
+        setOther(entered.base);
+        setBase("other");
+      } else setBase((now) => now || home.models.find((card) => card.checkpoints)?.path || "other");
     }, (error) => setState({ error: error.message }));
   }, []);
   useEffect(() => { if (sources.length) look("/api/look", { sources, chat: true }); }, [sources]);
   const card = models.find((each) => each.path === base);
   const names = useMemo(() => models.map((each) => each.name), [models]);
-  const shown = name || suggested([{ label: `${(card?.name ?? other.split("/").at(-1)) || "model"}-chat` }], names);
+  const failed = name === entered.name && names.includes(name); // that of a run that failed
+  const shown = failed ? suggested([{ label: name }], names) : name || suggested([{ label: `${(card?.name ?? other.split("/").at(-1)) || "model"}-chat` }], names);
   const start = async (event) => {
     event.preventDefault();
     setState({ busy: true });
@@ -99,7 +111,7 @@ export function Answers({ query, jobs }) {
     </section>
     <${Waiting} state=${looked} what="Reading the conversations" cancel=${stopLooking} />
     <${Problem} text=${looked.error} />
-    ${looked.value && sources.length > 0 && html`<${Found} result=${looked.value.result} />
+    ${looked.value && sources.length > 0 && html`<${Found} result=${looked.value.result} aside=${aside} />
     <form class="sheet" onSubmit=${start}>
       <label class="field"><span>Model to tune</span>
         <select id="base" value=${base} onChange=${(event) => setBase(event.target.value)}>
@@ -117,7 +129,7 @@ export function Answers({ query, jobs }) {
         <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
       </div>
       <label class="check"><input type="checkbox" checked=${aside} onChange=${(event) => setAside(event.target.checked)} />put a tenth of the conversations aside, and score the model on those</label>
-      <p class="quiet">The model is asked some of the questions before and after. Of few conversations none is put aside unless you say so: facts that are not learned cannot be known.</p>
+      <p class="quiet">The model is asked some of the questions before and after. Of fewer than 200 conversations none is put aside unless you say so: facts that are not learned cannot be known.</p>
     </form>`}
     <${Problem} text=${state.error} />`;
 }

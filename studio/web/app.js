@@ -39,6 +39,8 @@ function App() {
     return () => { removeEventListener("hashchange", moved); close(); };
   }, []);
   const { screen } = SCREENS[here.name];
+  const { change } = here.query; // a job whose form is to be changed
+  const entered = change ? jobs?.find((job) => job.id === change)?.form : null;
   const waiting = (jobs ?? []).filter((job) => job.state === "running" || job.state === "waiting").length;
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.querySelector("main").focus(); }}>To the content</a>
@@ -50,7 +52,7 @@ function App() {
     </div></header>
     <main tabindex="-1">
       ${lost && html`<${Problem} text="Studio does not answer. Jobs go on; the page comes back by itself when studio is started again." />`}
-      <${screen} key=${location.hash} query=${here.query} jobs=${jobs ?? []} known=${jobs !== null} />
+      ${(!change || jobs) && html`<${screen} key=${location.hash} query=${here.query} entered=${entered ?? {}} jobs=${jobs ?? []} known=${jobs !== null} />`}
     </main>`;
 }
 

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./lib.js";
 
-const WIDTH = 640, LEFT = 46, RIGHT = 16, TOP = 8, BOTTOM = 26;
+const WIDTH = 640, LEFT = 56, RIGHT = 16, TOP = 8, BOTTOM = 26;
 
 // Round numbers from low to high, about n of them, at least `least` apart.
 function ticks(low, high, n, least = 0) {
@@ -36,6 +36,15 @@ export function Chart({ title, lines, band, mark, points = [], logX = false, at:
   const Y = (value) => TOP + (height - TOP - BOTTOM) * (1 - (value - low) / (high - low));
   const path = (x, y) => x.map((value, n) => (Number.isFinite(y[n]) ? `${X(value).toFixed(1)},${Y(y[n]).toFixed(1)}` : null))
     .filter(Boolean).join(" ");
+  // A point's name stands above it, or below, or further away where another's is.
+  const places = [];
+  const named = [...points].sort((a, b) => a.x - b.x).map((each) => {
+    const x = X(each.x), wide = 5 * each.name.length + 6;
+    const free = (y) => places.every((other) => Math.abs(other.x - x) > other.wide + wide - 6 || Math.abs(other.y - y) > 14);
+    const y = [-9, 18, -23, 32, -37, 46].map((by) => Y(each.y) + by).find((found) => free(found) && found > TOP + 4 && found < height - BOTTOM) ?? Y(each.y) - 9;
+    places.push({ x, y, wide });
+    return { ...each, px: x, py: Y(each.y), ny: y };
+  });
   const main = shown[0] ?? { x: [], y: [] };
   const nearest = (line, x) => line.x.reduce((best, value, n) => (Math.abs(X(value) - x) < Math.abs(X(line.x[best]) - x) ? n : best), 0);
   const point = (event) => {
@@ -66,7 +75,7 @@ export function Chart({ title, lines, band, mark, points = [], logX = false, at:
       ${distinct(xTicks ?? ticks(Math.min(...xs), Math.max(...xs), 6, xName === "step" ? 1 : 0)).map((value) => html`<text class="label" x=${X(value)} y=${height - 8} text-anchor="middle">${xText(value)}</text>`)}
       ${band && html`<polygon class="band" points="${path(band.x, band.high)} ${path([...band.x].reverse(), [...band.low].reverse())}" />`}
       ${shown.map((line) => html`<polyline class="line ${line.kind}" points=${path(line.x, line.y)} />${line.x.length === 1 && html`<circle class="dot ${line.kind}" cx=${X(line.x[0])} cy=${Y(line.y[0])} r="4" />`}`)}
-      ${points.map((each) => html`<g class="point"><circle cx=${X(each.x)} cy=${Y(each.y)} r="5" /><text x=${X(each.x)} y=${Y(each.y) - 9} text-anchor="middle">${each.name}</text></g>`)}
+      ${named.map((each) => html`<g class="point"><circle cx=${each.px} cy=${each.py} r="5" /><text x=${each.px} y=${each.ny} text-anchor="middle">${each.name}</text></g>`)}
       ${[mark, here].filter((value) => value !== null && value !== undefined).map((value) => html`<line class="guide" x1=${X(value)} x2=${X(value)} y1=${TOP} y2=${height - BOTTOM} />`)}
     </svg>
     <p class="readout quiet" aria-live="polite">${values || xName}</p>

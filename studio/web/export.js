@@ -1,6 +1,6 @@
 // Export: what the file is to be, what its proof measured, and how to use it elsewhere.
 
-import { Action, api, bytes, Command, Heading, html, Problem, useEffect, useState } from "./lib.js";
+import { Action, api, bytes, Command, Heading, html, Problem, useEffect, useState, Why } from "./lib.js";
 import { Chart } from "./chart.js";
 import { Running } from "./home.js";
 import { Log } from "./queue.js";
@@ -46,13 +46,32 @@ function File({ file, card, root }) {
   </article>`;
 }
 
-export function Export({ query, jobs }) {
+const REFERENCE = "f32";
+
+// The types of this machine: quality against size and against speed, and the same as a table.
+function Types({ rows }) {
+  const plot = (title, xName, x, xText) => html`<${Chart} title=${title} xName=${xName} xText=${xText} yText=${(value) => `${+(100 * value).toPrecision(2)}`} lines=${[]} height=${260}
+    points=${rows.filter((each) => each.type !== REFERENCE).map((each) => ({ x: x(each), y: each.change, name: each.type }))} />`;
+  const megabytes = (n) => String(+(n / 1e6).toPrecision(3));
+  const sorted = [...rows].sort((a, b) => a.bytes - b.bytes);
+  return html`<div class="two">
+      ${plot("More perplexity in %, by size", "MB", (each) => each.bytes / 1e6, (value) => String(+value.toPrecision(3)))}
+      ${plot("More perplexity in %, by speed on this machine", "tokens a second", (each) => each.tok_s, (value) => Math.round(value).toLocaleString("en"))}
+    </div>
+    <div class="scroll figures" tabindex="0" role="region" aria-label="Types"><table>
+      <thead><tr><th>Type</th><th class="number">MB</th><th class="number">More perplexity</th><th class="number">Tokens a second</th><th class="number">Same first choice</th></tr></thead>
+      <tbody>${sorted.map((each) => html`<tr><td>${each.type}${each.type === REFERENCE ? " (the reference)" : ""}</td><td class="number">${megabytes(each.bytes)}</td><td class="number">${percent(each.change)}</td>
+        <td class="number">${Math.round(each.tok_s).toLocaleString("en")}</td><td class="number">${(100 * each.same_top).toFixed(1)} %</td></tr>`)}</tbody>
+    </table></div>`;
+}
+
+export function Export({ query, entered, jobs }) {
   const [home, setHome] = useState(null);
-  const [model, setModel] = useState(query.model ?? "");
-  const [goal, setGoal] = useState("balanced");
-  const [number, setNumber] = useState("");
+  const [model, setModel] = useState(query.model ?? entered.model ?? "");
+  const [goal, setGoal] = useState(entered.goal ?? "balanced");
+  const [number, setNumber] = useState(entered.number || "");
   const [error, setError] = useState(null);
-  const own = jobs.filter((job) => job.kind === "export" && job.run === model);
+  const own = jobs.filter((job) => ["export", "types"].includes(job.kind) && job.run === model);
   const states = own.map((job) => job.id + job.state).join();
   useEffect(() => {
     api("/api/home").then((found) => {
@@ -64,7 +83,7 @@ export function Export({ query, jobs }) {
   const able = home.models.filter((card) => card.checkpoints > 0);
   const card = able.find((each) => each.path === model);
   const last = own.at(-1);
-  const measured = card?.ggufs.filter((file) => file.perplexity_change !== null && file.perplexity_change !== undefined) ?? [];
+  const types = card?.types ?? [];
   return html`<${Heading} title="Export" />
     ${!able.length && html`<p class="note">There is no trained model yet.</p>`}
     ${able.length > 0 && html`<div class="sheet">
@@ -76,10 +95,12 @@ export function Export({ query, jobs }) {
     </div>`}
     ${own.filter((job) => job.state === "running").map((job) => html`<section><${Running} job=${job} /></section>`)}
     ${own.filter((job) => job.state === "waiting").map((job) => html`<p class="note">${job.title} waits in the <a href="#/queue">queue</a>.</p>`)}
-    ${last?.error && html`<section><${Problem} text=${last.error} /></section>`}
+    ${last && html`<section><${Why} job=${last} /></section>`}
     ${last && html`<${Log} key=${last.id} job=${last} />`}
     ${card && card.ggufs.length > 0 && html`<section><h2>Files</h2>
-      ${measured.length > 1 && html`<${Chart} title="Size and quality" xName="MB" xText=${(value) => value.toFixed(1)} yText=${(value) => `${(100 * value).toFixed(1)} %`} lines=${[]}
-        points=${measured.map((file) => ({ x: file.bytes / 1e6, y: file.perplexity_change, name: file.type }))} />`}
-      <div class="cards">${card.ggufs.map((file) => html`<${File} key=${file.path} file=${file} card=${card} root=${home.root} />`)}</div></section>`}`;
+      <div class="cards">${card.ggufs.map((file) => html`<${File} key=${file.path} file=${file} card=${card} root=${home.root} />`)}</div></section>`}
+    ${card && html`<section><h2>Which type?</h2>
+      ${types.length > 0 ? html`<${Types} rows=${types} />` : html`<p class="quiet">Quality, size and speed of the types on this machine, measured: a minute or more, by the model's size. No file is kept.</p>`}
+      <${Action} run=${() => api("/api/types", { model })}>${types.length ? "Measure again" : "Compare the types"}<//>
+    </section>`}`;
 }

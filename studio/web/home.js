@@ -1,6 +1,6 @@
 // The first page: every model as a card, what runs now, folders and the trash.
 
-import { Action, ago, api, bytes, count, duration, fixed, Heading, html, Problem, Progress, useEffect, useState } from "./lib.js";
+import { Action, ago, api, bytes, count, duration, fixed, Heading, html, Problem, Progress, trains, useEffect, useState, WORK } from "./lib.js";
 import { Sparkline } from "./chart.js";
 
 const KINDS = { run: "run", tuned: "tuned", adapter: "LoRA", model: "downloaded", gguf: "GGUF" };
@@ -10,8 +10,8 @@ export function Running({ job }) {
   const { share, left_s: left, loss, is_teacher: teacher } = job.progress ?? {};
   return html`<div class="sheet">
     <div class="row spread">
-      <b><a href=${job.run && job.kind !== "export" ? link("run", { run: job.run }) : "#/queue"}>${job.title}</a></b>
-      <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}${teacher ? ", part 1 of 2: its teacher" : ""}${left !== undefined && left !== null ? `, ${duration(left)} left${teacher ? " of this part" : ""}` : ""}${loss ? `, loss ${fixed(loss, 2)}` : ""}</span>
+      <b><a href=${job.run && trains(job) ? link("run", { run: job.run }) : "#/queue"}>${job.title}</a></b>
+      <span class="quiet">${WORK[job.kind]}${teacher ? ", part 1 of 2: its teacher" : ""}${left !== undefined && left !== null ? `, ${duration(left)} left${teacher ? " of this part" : ""}` : ""}${loss ? `, loss ${fixed(loss, 2)}` : ""}</span>
     </div>
     ${share !== undefined && html`<${Progress} share=${share} label="Progress of ${job.title}" />`}
     ${job.line && html`<p class="quiet">${job.line}</p>`}
@@ -38,7 +38,7 @@ function Card({ card, cards, job, changed }) {
   const made = card.base ? `from ${card.base}` : card.files.filter(Boolean).length ? `from ${card.files.filter(Boolean).slice(0, 2).join(", ")}` : "";
   const isRun = ["run", "tuned", "adapter"].includes(card.kind);
   const state = job?.state === "running" ? "running" : job?.state === "waiting" ? "waiting" : null;
-  const resumable = job && ["stopped", "failed", "gone"].includes(job.state) && ["train", "tune"].includes(job.kind);
+  const resumable = job && ["stopped", "failed", "gone"].includes(job.state);
   return html`<article class="sheet card">
     <div class="head">
       <div>
@@ -72,7 +72,7 @@ export function Home({ jobs }) {
   const states = jobs.map((job) => job.id + job.state).join();
   useEffect(() => { load(); }, [states]);
   const running = jobs.filter((job) => job.state === "running");
-  const jobOf = (card) => jobs.findLast((job) => job.run === card.path && job.kind !== "export");
+  const jobOf = (card) => jobs.findLast((job) => job.run === card.path && trains(job));
   return html`<${Heading} title="Models" />
     ${running.map((job) => html`<section><${Running} job=${job} /></section>`)}
     <div class="big">

@@ -75,9 +75,19 @@ export function ago(time) {
 
 export const fixed = (value, digits = 3) => (value === null || value === undefined ? "?" : value.toFixed(digits));
 
+// What a job does; those that write a run.
+export const WORK = { train: "training", tune: "tuning", export: "export", types: "comparison of types" };
+export const trains = (job) => job.kind === "train" || job.kind === "tune";
+
+const FORMS = { train: "text", tune: "answers", export: "export", types: "export" };
+
 // Parts of the page.
 
 export const Problem = ({ text }) => (text ? html`<p class="problem" role="alert">${text}</p>` : null);
+
+// Why a job ended, next to the way back to what was entered.
+export const Why = ({ job }) => (job?.error ? html`<p class="problem" role="alert">${job.error}
+  ${job.form && !["waiting", "running"].includes(job.state) && html` <a href="#/${FORMS[job.kind]}?change=${job.id}">Change what was entered</a>`}</p>` : null);
 
 export function Copy({ text, name = "Copy" }) {
   const [done, setDone] = useState(false);

@@ -1,6 +1,6 @@
 // The queue: what runs, what waits and in which order, what has ended and how.
 
-import { Action, ago, api, Command, duration, Heading, html, Problem, useEffect, useRef, useState } from "./lib.js";
+import { Action, ago, api, Command, duration, Heading, html, Problem, trains, useEffect, useRef, useState, Why, WORK } from "./lib.js";
 import { Running } from "./home.js";
 
 // A job's log, followed while it is open.
@@ -45,10 +45,10 @@ function Ended({ job }) {
   return html`<article class="sheet card">
     <div class="row spread"><b>${job.title}</b><span><span class="status ${job.state}">${NAMES[job.state]}</span>
       <span class="quiet"> ${job.ended ? ago(job.ended) : ""}${job.ended && job.began ? `, took ${duration(job.ended - job.began)}` : ""}</span></span></div>
-    <${Problem} text=${job.error} />
+    <${Why} job=${job} />
     <div class="row">
-      ${job.kind !== "export" && html`<a class="button plain small" href=${`#/run?${new URLSearchParams({ run: job.run })}`}>Open</a>`}
-      ${job.state !== "done" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/again`, {})}>${job.kind === "export" ? "Try again" : "Resume"}<//>`}
+      ${trains(job) && html`<a class="button plain small" href=${`#/run?${new URLSearchParams({ run: job.run })}`}>Open</a>`}
+      ${job.state !== "done" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/again`, {})}>${trains(job) ? "Resume" : "Try again"}<//>`}
       <${Action} run=${() => api(`/api/jobs/${job.id}/forget`, {})}>Remove from the list<//>
     </div>
     <${Log} job=${job} />
@@ -66,7 +66,7 @@ export function Queue({ jobs, known }) {
     ${running.map((job) => html`<section key=${job.id}><${Running} job=${job} />
       <div class="row"><${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//></div><${Log} job=${job} /></section>`)}
     ${waiting.length > 0 && html`<section><h2>Waiting</h2><${Problem} text=${waiting[0].error} /><ol class="chosen">${waiting.map((job, n) => html`<li key=${job.id} class="sheet">
-      <span>${job.title} <span class="quiet">${{ train: "training", tune: "tuning", export: "export" }[job.kind]}</span></span>
+      <span>${job.title} <span class="quiet">${WORK[job.kind]}</span></span>
       <span class="row">
         <${Action} disabled=${n === 0} run=${() => move(job.id, waiting[n - 1].id)}>Earlier<//>
         <${Action} disabled=${n === waiting.length - 1} run=${() => move(job.id, waiting[n + 2]?.id ?? null)}>Later<//>

@@ -1,6 +1,6 @@
 // One run, live: curves, samples as it learns, answers before and after, what happened, and what can be done.
 
-import { Action, api, count, duration, fixed, follow, Heading, html, Problem, Progress, Tile, useEffect, useMemo, useState } from "./lib.js";
+import { Action, api, count, duration, fixed, follow, Heading, html, Problem, Progress, Tile, trains, useEffect, useMemo, useState, Why } from "./lib.js";
 import { Chart } from "./chart.js";
 import { Log } from "./queue.js";
 
@@ -46,13 +46,12 @@ function AnswersSoFar({ samples, events }) {
 
 function Buttons({ job, run, state }) {
   const [time, setTime] = useState("");
-  const trains = job && ["train", "tune"].includes(job.kind);
   const query = new URLSearchParams({ model: run });
-  const timed = trains && /(budget|max_minutes)=/.test(job.command);
+  const timed = job && /(budget|max_minutes)=/.test(job.command);
   return html`<div class="row">
     ${job?.state === "running" && (!state || state.status === "running") && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
     ${job?.state === "waiting" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Remove from the queue<//>`}
-    ${trains && ["stopped", "failed", "gone"].includes(job.state) && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/again`, {})}>Resume<//>`}
+    ${job && ["stopped", "failed", "gone"].includes(job.state) && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/again`, {})}>Resume<//>`}
     ${timed && !["running", "waiting"].includes(job.state) && html`<span class="row">
       <input size="6" aria-label="More time, in all" placeholder="20m" value=${time} onInput=${(event) => setTime(event.target.value)} />
       <${Action} disabled=${!time.trim()} run=${() => api(`/api/jobs/${job.id}/again`, { time })}>Go on until so much time in all<//></span>`}
@@ -75,7 +74,7 @@ export function Run({ query, jobs }) {
     const timer = setTimeout(() => setLate(true), LATE_MS);
     return () => clearTimeout(timer);
   }, []);
-  const job = jobs.findLast((each) => each.run === run && each.kind !== "export");
+  const job = jobs.findLast((each) => each.run === run && trains(each));
   const live = job?.state === "running" || job?.state === "waiting";
   useEffect(() => {
     let timer = null;
@@ -93,14 +92,15 @@ export function Run({ query, jobs }) {
   const status = live && job.state === "waiting" ? "waiting" : job && ["failed", "gone"].includes(job.state) ? job.state : state?.status ?? job?.state ?? "";
   const teacher = state && state.name !== run.split("/").at(-1) && state.name;
   const training = job?.state === "running" && (!state || state.status === "running" || teacher); // and not just about to go
+  const learned = state?.events.some((event) => event.kind === "asked" && event.text.includes("none is held out"));
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
     ${teacher && html`<p class="note" id="teacher">Part 1 of 2: the figures are those of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
-    <${Problem} text=${job?.error} />
+    <${Why} job=${job} />
     ${training && job.line && html`<p class="quiet">${job.line}</p>`}
     ${training && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
     <${Buttons} job=${job} run=${run} state=${teacher ? null : state} />
-    ${late && !job && !state && html`<${Problem} text=${error} />`}
+    ${late && !live && !state && !job?.error && html`<${Problem} text=${error} />`}
     ${state && html`
       <div class="tiles">
         <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>
@@ -118,7 +118,7 @@ export function Run({ query, jobs }) {
             { name: "training", kind: "thin", x: state.curve.step, y: state.curve.loss },
             { name: "validation", kind: "second", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.loss) },
           ]} />
-        <${Chart} title="Bits per byte of held-out text" xName="step" xText=${(value) => count(value)}
+        <${Chart} title=${learned ? "Bits per byte of what it learns from (none is held out)" : "Bits per byte of held-out text"} xName="step" xText=${(value) => count(value)}
           lines=${[{ name: "validation", kind: "first", x: state.validations.map((each) => each.step), y: state.validations.map((each) => each.bits_per_byte) }]} />
       </div>
       <${AnswersSoFar} samples=${state.samples} events=${state.events} />

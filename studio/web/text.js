@@ -46,6 +46,7 @@ export function useCommand() {
 export const Waiting = ({ state, what, cancel }) => (state.seconds === undefined ? null
   : html`<p role="status">${what} (${state.seconds} s) <button type="button" class="plain small" onClick=${cancel}>Cancel</button></p>`);
 
+const PACKED = /parquet|gz|zst|zip|pdf|docx|epub/;
 const sum = (counts) => Object.values(counts ?? {}).reduce((a, b) => a + b, 0);
 const named = (counts) => Object.entries(counts ?? {}).map(([why, n]) => `${why}: ${n.toLocaleString("en")}`).join(", ");
 
@@ -66,20 +67,24 @@ function Found({ result }) {
   const total = (key) => sources.reduce((all, each) => all + each[key], 0);
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
   const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
-  const more = sources.every((each) => each.complete) ? "" : "+"; // the count ends after some of a large text
+  const whole = sources.every((each) => each.complete); // otherwise the count ended after some of a large text
+  // Of that the figures of the whole are estimates.
+  const all = (key, counted) => (whole ? counted : `about ${count(result.text.reduce((sum, each) => sum + (each[key] ?? 0), 0))}`);
+  const size = kinds.reduce((sum, [, each]) => sum + each.bytes, 0);
   const reasons = result.text.map((each) => named(each.left_out)).filter(Boolean);
   const changed = result.text.map((each) => named(each.changed)).filter(Boolean);
   return html`<section aria-label="What is in the text">
     <h2>What is in it</h2>
     <div class="tiles">
       <${Tile} name="files">${kinds.map(([kind, each]) => `${each.files} ${kind}`).join(", ") || "?"}<//>
-      <${Tile} name="documents">${total("documents").toLocaleString("en")}${more}<//>
-      <${Tile} name="text">${bytes(total("bytes"))}${more}<//>
-      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${count(total("tokens"))}${more}<//>
-      <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}<//>
+      <${Tile} name="documents">${all("read", total("documents").toLocaleString("en"))}<//>
+      <${Tile} name="text">${whole ? bytes(total("bytes")) : `about ${bytes(result.text.reduce((sum, each) => sum + each.bytes, 0))}`}<//>
+      <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${all("tokens", count(total("tokens")))}<//>
+      <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}${!whole && html` <span class="quiet">in the part that was read</span>`}<//>
       ${languages(result.text) && html`<${Tile} name="languages">${languages(result.text)}<//>`}
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
+    ${!whole && html`<p class="note" id="sample">The text is large (${bytes(size)}${kinds.some(([kind]) => PACKED.test(kind)) ? ", packed" : ""}). Looked at: the first ${bytes(total("bytes"))}, ${total("documents").toLocaleString("en")} documents. The figures of the whole are estimated from that; the training takes from all of it.</p>`}
     ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}
     ${reasons.map((text) => html`<p class="quiet">Left out: ${text}</p>`)}
     ${changed.map((text) => html`<p class="quiet">Masked or cut out: ${text}</p>`)}
@@ -131,13 +136,13 @@ function Dial({ plan, time, setTime, samples, price, setPrice }) {
   </section>`;
 }
 
-export function FromText({ jobs }) {
-  const [sources, setSources] = useState([]);
-  const [options, setOptions] = useState({ dedup: false, mask_personal: false });
+export function FromText({ jobs, entered }) {
+  const [sources, setSources] = useState(entered.sources ?? []);
+  const [options, setOptions] = useState({ dedup: Boolean(entered.dedup), mask_personal: Boolean(entered.mask_personal) });
   const [looked, look, stopLooking] = useCommand();
   const [planned, plan, stopPlanning] = useCommand();
-  const [time, setTime] = useState("1h");
-  const [name, setName] = useState("");
+  const [time, setTime] = useState(entered.time ?? "1h");
+  const [name, setName] = useState(entered.name ?? "");
   const [price, setPrice] = useState(0.1);
   const [samples, setSamples] = useState([]);
   const [state, setState] = useState({});
@@ -145,7 +150,11 @@ export function FromText({ jobs }) {
   useEffect(() => { api("/api/samples").then((found) => setSamples(found.samples), () => {}); }, []);
   useEffect(() => {
     if (!sources.length) return;
-    api("/api/home").then((home) => setName((now) => now || suggested(sources, home.models.map((card) => card.name))), () => {});
+    api("/api/home").then((home) => setName((now) => {
+      const taken = home.models.map((card) => card.name);
+      if (!now) return suggested(sources, taken);
+      return now === entered.name && taken.includes(now) ? suggested([{ label: now }], taken) : now; // that of a run that failed
+    }), () => {});
     look("/api/look", values).then((found) => found && plan("/api/plan", values));
   }, [values]);
   const start = async (event) => {
@@ -166,6 +175,7 @@ export function FromText({ jobs }) {
       <div class="row">${check("dedup", "leave out near duplicates")}${check("mask_personal", "mask e-mail addresses, telephone numbers and keys")}</div>
       <${Waiting} state=${looked} what="Reading the text" cancel=${stopLooking} />
       <${Problem} text=${looked.error} />
+      ${looked.value?.later && html`<p class="note">Of so much text near duplicates are left out when the training begins; the figures here count them.</p>`}
       ${looked.value && html`<${Found} result=${looked.value.result} />`}
       <${Waiting} state=${planned} what=${busy ? "Planning; a job is running, so this machine may seem slower than it is" : "Planning; the first time this machine is measured, which takes a minute"} cancel=${stopPlanning} />
       <${Problem} text=${planned.error} />

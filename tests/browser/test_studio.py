@@ -2,9 +2,11 @@
 of questions to one that answers."""
 
 import contextlib
+import json
 import os
 import random
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,8 +173,11 @@ def test_a_table_of_questions_tunes_that_run(page, studio, tmp_path, look):
     page.click("text=A model that answers like this")
     tab.set_input_files("input[type=file] >> nth=0", table)
     until(tab, "#start")
-    assert "to learn from39" in page.text(".tile:has-text('conversations')")
-    assert page.text("section p:has-text('held out')") == "held out for validation: 1"
+    assert page.text(".tile:has-text('conversations')") == "conversations40"
+    assert "scorenone" in page.text(".tile:has-text('put aside')")  # as tuning does with so few
+    page.click("label:has-text('put a tenth')")
+    assert "scoreabout 4" in page.text(".tile:has-text('put aside')")
+    page.click("label:has-text('put a tenth')")
     assert tab.input_value("#base") == "runs/notes"
     assert tab.input_value("#name") == "notes-chat"
     look("answers-read")
@@ -227,6 +232,49 @@ def test_a_teacher_is_the_first_part_of_its_run(page, studio, tmp_path):
         tab.wait_for_selector(f"ol li:has-text('{title}')", state="detached")
     page.click("button:has-text('Stop')")
     until(tab, "article .status.stopped")
+    assert page.errors == []
+
+
+def test_a_failed_job_leads_back_to_what_was_entered(page, studio):
+    form = {"sources": [{"path": "questions.csv", "label": "questions.csv"}], "base": "nobody/none", "name": "failing"}
+    words = ["tune", "base=nobody/none", "name=failing", "data=chat", "data.files=['questions.csv']", "tune.lora=none"]
+    job = studio.queue.add(
+        "tune", "failing", words, "runs/failing", {**form, "lora": True, "time": "3m", "aside": True}
+    )
+    (studio.workspace / "questions.csv").write_text("question,answer\nWho?,I.\nWhat?,It.\n")
+    tab = page.tab
+    page.open(f"{studio.url}#/run?run=runs/failing")
+    tab.wait_for_selector("main .problem a", timeout=1000 * PATIENT_S)
+    assert "tune.lora" in page.text("main .problem")  # the command's own line
+    page.click("main .problem a")
+    until(tab, "#start")
+    assert (tab.input_value("#base"), tab.input_value("input[placeholder*=SmolLM2]")) == ("other", "nobody/none")
+    assert (tab.input_value("#name"), tab.input_value("#time")) == ("failing", "3m")
+    assert tab.is_checked("label:has-text('LoRA') input")
+    assert tab.is_checked("label:has-text('put a tenth') input")
+    assert tab.url.endswith(job.id)
+    assert page.errors == []
+
+
+def test_the_types_are_shown_by_quality_size_and_speed(page, studio, look):
+    run = studio.workspace / "runs" / "typed"
+    (run / "checkpoints" / "step-00000008").mkdir(parents=True)
+    (run / "checkpoints" / "step-00000008" / "config.json").write_text("{}")
+    (run / "quantization").mkdir()
+    row = {"size_mib": 1.0, "perplexity_change": 0.0, "perplexity_change_stderr": 0.1, "same_top": 0.99}
+    rows = {
+        name: row | {"size_mib": 2.0 / n, "perplexity_change": n / 100, "decode_tok_s": 100.0 * n}
+        for n, name in enumerate(("f32", "q8_0", "q4_k_m", "q4_0"), 1)
+    }
+    (run / "quantization" / "rows.json").write_text(json.dumps({"key": "", "rows": rows}))
+    page.open(f"{studio.url}#/export?model=runs/typed")
+    page.wait("document.querySelectorAll('.chart .point').length == 6")  # two plots, without the reference
+    assert page.text(".figures tbody tr:first-child") == "q4_00.524+4.00 %40099.0 %"
+    look("export-types")
+    shutil.rmtree(run)
+    page.open(f"{studio.url}#/run?run=runs/typed")  # it was deleted while another window shows it
+    page.wait("document.querySelector('main .problem')")
+    assert "does not exist" in page.text("main .problem")
     assert page.errors == []
 
 

@@ -1,6 +1,7 @@
 """Models that are loaded to chat with: a real server, one line where it does not start, an end with studio."""
 
 import json
+import os
 import signal
 import subprocess
 
@@ -32,7 +33,7 @@ def test_a_model_is_loaded_answers_and_is_unloaded(client, workspace):
     assert json.loads(events[0])["choices"]
     wrong = client.post(f"/api/chat/{loaded['id']}/say", json=asked | {"temperature": -1})
     assert (wrong.status_code, "temperature" in wrong.json()["error"]["message"]) == (400, True)
-    kept = json.loads((workspace / "runs" / ".studio" / "servers.json").read_text())["processes"]
+    kept = json.loads((workspace / "runs" / ".studio" / "servers" / f"{os.getpid()}.json").read_text())["processes"]
     assert client.post(f"/api/chat/{loaded['id']}/unload").status_code == 200
     assert "not loaded any more" in client.post(f"/api/chat/{loaded['id']}/say", json=asked).json()["error"]
     psutil.wait_procs([psutil.Process(each["pid"]) for each in kept if psutil.pid_exists(each["pid"])], timeout=10)
@@ -40,9 +41,17 @@ def test_a_model_is_loaded_answers_and_is_unloaded(client, workspace):
 
 
 def test_what_a_killed_studio_left_is_ended_at_the_next_start(tmp_path):
-    left = subprocess.Popen(["sleep", "60"])
-    state = tmp_path / "runs" / ".studio"
-    state.mkdir(parents=True)
-    (state / "servers.json").write_text(json.dumps({"processes": [jobs.identity(left.pid)]}))
+    """And not what another studio of the same folder has loaded."""
+    left, other, studio = (subprocess.Popen(["sleep", "60"]) for _ in range(3))
+    kept = tmp_path / "runs" / ".studio" / "servers"
+    kept.mkdir(parents=True)
+    gone = {"pid": studio.pid, "started": 1.0}  # an earlier process of that number
+    for name, owner, process in (("1", gone, left), ("2", jobs.identity(studio.pid), other)):
+        found = {"studio": owner, "processes": [jobs.identity(process.pid)]}
+        (kept / f"{name}.json").write_text(json.dumps(found))
     with TestClient(make_app(StudioConfig(), tmp_path, PORT)[0], base_url=URL):
         assert left.wait(10) == -signal.SIGTERM
+        assert other.poll() is None
+    for process in (other, studio):
+        process.kill()
+        process.wait()

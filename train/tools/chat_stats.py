@@ -4,6 +4,7 @@ Tested in tests/train/tools/test_data_stats.py.
 """
 
 import itertools
+import math
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -49,6 +50,10 @@ class ChatStatistics:
     too_long: int = 0
     """Conversations longer than a training sequence: they lose their end."""
     examples: list[Rendered] = field(default_factory=list)
+    bytes: int = 0
+    """UTF-8 bytes of the conversations as they are kept."""
+    complete: bool = False
+    """Whether all of the source was read."""
 
     def record(self) -> dict[str, Any]:
         """The counts as plain values."""
@@ -69,13 +74,16 @@ class ChatStatistics:
             "found": self.found,
             "why_refused": self.why,
             "examples": [_pieces(each) for each in self.examples],
+            "bytes": self.bytes,
+            "complete": self.complete,
         }
 
 
 def count(
-    config: DataConfig, encoder: ChatEncoder, *, seq_len: int, max_docs: int, seed: int
+    config: DataConfig, encoder: ChatEncoder, *, seq_len: int, max_docs: int, max_mb: float = math.inf, seed: int
 ) -> dict[str, ChatStatistics]:
-    """The statistics of each source of conversations, by name: those of the training split."""
+    """The statistics of each source of conversations, by name: those of the training split, of its first ``max_docs``
+    conversations or ``max_mb`` megabytes."""
     counted: dict[str, ChatStatistics] = {}
     for plan in plan_sources(config, "train"):
         if not plan.source.is_chat:
@@ -84,22 +92,26 @@ def count(
         name = plan.source.label
         while name in counted:
             name += "'"
-        counted[name] = _count(plan, encoder, seq_len, max_docs, seed)
+        counted[name] = _count(plan, encoder, seq_len, max_docs, max_mb, seed)
     return counted
 
 
-def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, seed: int) -> ChatStatistics:
+def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, max_mb: float, seed: int) -> ChatStatistics:
     stats = ChatStatistics()
     if plan.files:  # slm.data.stream.chat_setup has said it of the Hub's
         found = findings_of(plan.source)
         stats.found = found.line() if found else ""
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
-    while len(stats.lengths) + stats.refused < max_docs:
+    while True:
         try:
             document = next(stream)
         except StopIteration:
+            stats.complete = True
+            break
+        if len(stats.lengths) + stats.refused >= max_docs or stats.bytes >= 1e6 * max_mb:
             break
         assert isinstance(document, str)
+        stats.bytes += len(document.encode("utf-8", "replace"))
         try:
             ids, scored, rendered = encoder.conversation(document)
         except TemplateRefusesError as error:

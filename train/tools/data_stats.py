@@ -29,6 +29,7 @@ from slm.report import final_json, table
 from slm.train.config import RunConfig
 from slm.train.tools import chat_stats
 from slm.train.tools.prepare import show_prepared
+from slm.train.tune import rule
 
 COMPARED_BYTES = 1_000_000
 """Text that is encoded for the comparison with GPT-2's tokenizer."""
@@ -119,6 +120,7 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
         ChatEncoder(tokenizer),
         seq_len=config.train.seq_len,
         max_docs=config.stats.max_docs,
+        max_mb=math.inf if config.stats.max_mb is None else config.stats.max_mb,
         seed=config.train.seed,
     )
     chat_stats.show(found, f"{tokenizer.name} ({tokenizer.vocab_size:,} ids)")
@@ -128,15 +130,25 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
             "vocab_size": tokenizer.vocab_size,
             "sources": {name: each.record() for name, each in found.items()},
             "text": text,
+            "tune_holds_out": rule.held_out(_conversations(found, text)),
         }
     )
     return 0
 
 
+def _conversations(found: dict[str, chat_stats.ChatStatistics], text: list[dict[str, Any]]) -> int:
+    """How many there are in all, about where not all were counted."""
+    if all(each.complete for each in found.values()):
+        return sum(len(each.lengths) for each in found.values())
+    return sum(each["taken"] for each in text)
+
+
 def show_accounts(config: DataStatsConfig, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Print what is read of each source, taken and left out, and why, with examples; the counts as plain values."""
     plans = make_plans(config.data, "train") if _all_here(config.data) else plan_sources(config.data, "train")
-    accounts = [each for plan in plans if (each := account(plan, limit=SMALL_CORPUS)) is not None]
+    most = math.inf if config.stats.max_mb is None else 1e6 * config.stats.max_mb
+    limit = round(min(SMALL_CORPUS, most))
+    accounts = [each for plan in plans if (each := account(plan, limit=limit)) is not None]
     rows: list[list[str]] = []
     for each in accounts:
         count_tokens(each, tokenizer, seq_len=config.train.seq_len, pairs=config.preference.on)

@@ -123,20 +123,20 @@ def choose(found: Findings) -> Choice:
     """The rule."""
     step = _step_tokens(found)
     seq_len, room, micro_batch, grad_accum = _shape(found, step)
-    rows, held_out = micro_batch * grad_accum, _held_out(found)
+    rows, apart = micro_batch * grad_accum, held_out(found.conversations)
     own = 1 - found.replay
     """The share of the tokens that comes from conversations."""
     if found.conversations is None:
         steps, passes = math.ceil(UNKNOWN_TOKENS / own / (rows * (room or seq_len))), None
     else:
-        in_a_pass = _blocks(found, seq_len, room) * (1 - held_out) / rows
+        in_a_pass = _blocks(found, seq_len, room) * (1 - apart) / rows
         passes = found.passes or _passes(in_a_pass, timed=found.seconds is not None)
         steps = max(1, math.ceil(passes * in_a_pass / own))
     steps = found.steps or steps
     if found.conversations is not None:
         passes = steps * own / max(1e-9, in_a_pass)
     timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len))))
-    stops = held_out > 0 if found.held_out is None else found.held_out
+    stops = apart > 0 if found.held_out is None else found.held_out
     every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
     scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(
@@ -149,7 +149,7 @@ def choose(found: Findings) -> Choice:
         warmup_steps=min(WARM_UP, timed // 10),
         lr_ratio=SHORT_LR if _is_short(found) else 1.0,
         beta2=_beta2(rows * (room or seq_len)),
-        val_fraction=held_out,
+        val_fraction=apart,
         eval_every=every,
         eval_blocks=max(1, min(64, round(scored / seq_len))),
         patience=PATIENCE if stops else 0,
@@ -217,13 +217,13 @@ def _passes(steps: float, *, timed: bool) -> float:
     return passes * (WITH_TIME if timed else 1)
 
 
-def _held_out(found: Findings) -> float:
-    """The share of the conversations that is held out."""
-    if found.conversations is None:
+def held_out(conversations: int | None) -> float:
+    """The share that is held out of so many conversations; None: not known how many."""
+    if conversations is None:
         return HELD_OUT
-    if found.conversations < HELD_OUT_FROM:
+    if conversations < HELD_OUT_FROM:
         return 0.0
-    return max(HELD_OUT, LEAST_HELD_OUT / found.conversations)
+    return max(HELD_OUT, LEAST_HELD_OUT / conversations)
 
 
 def _steps_within(found: Findings, tokens: int) -> int:

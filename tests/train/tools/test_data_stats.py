@@ -1,6 +1,7 @@
 """The command that shows what a run's text is made of."""
 
 import json
+import time
 
 import pytest
 
@@ -80,11 +81,36 @@ def test_conversations_are_counted_and_shown_with_what_is_scored(tmp_path, capsy
     assert "<|im_end|>]]" in out
     source = json.loads(out.splitlines()[-1])["sources"][str(path)]
     assert source["conversations"] == source["messages"] / 2
+    assert source["complete"]
+    assert json.loads(out.splitlines()[-1])["tune_holds_out"] == 0  # of so few, as slm tune does
     assert 20 < source["conversations"] < 40  # the rest is held out
     asked, learned, *_ = source["examples"][0]
     assert (asked["scored"], learned["scored"], learned["text"].startswith("yes ")) == (False, True, True)
     assert 0 < source["scored_tokens"] < source["tokens"]
     assert source["longer_than_seq_len"] > 0
+
+
+@pytest.mark.parametrize(("kind", "megabytes"), [("chat", 2), ("local", 70)])
+def test_of_large_files_a_part_is_read_and_said(tmp_path, capsys, kind, megabytes):
+    """70 MB of text are more than is read whole to know what is held out: the time depends on ``stats.max_mb`` only."""
+    tale = story(1, 1)
+    row = {"instruction": "Tell me story ######", "output": tale} if kind == "chat" else {"text": f"###### {tale}"}
+    line = json.dumps(row) + "\n"
+    n_lines = megabytes * 1_000_000 // len(line)
+    path = tmp_path / "large.jsonl"
+    path.write_text("".join(line.replace("######", f"{n:06}") for n in range(n_lines)))
+    options = [f"data.files=[{path}]", "tokenizer.vocab_size=300", "tokenizer.sample_bytes=100000", "stats.plot="]
+    began = time.process_time()
+    assert data_stats.main([f"data={kind}", *options, "stats.max_mb=0.3", "stats.duplicates=none"]) == 0
+    assert time.process_time() - began < 5
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (source,) = found["sources"].values()
+    (text,) = found["text"]
+    assert (source["complete"], text["exact"]) == (False, kind == "chat")
+    assert 300_000 <= source["bytes"] < 1_000_000
+    assert text["read"] == pytest.approx(n_lines, rel=0.1)
+    if kind == "chat":  # of all of them, not of those that were counted
+        assert found["tune_holds_out"] == max(0.02, 20 / text["taken"]) < 20 / source["conversations"]
 
 
 def test_a_terminal_gets_colour_and_no_marks():
