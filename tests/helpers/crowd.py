@@ -1,4 +1,4 @@
-"""Clients that ask for tokens in a closed loop, in a process of their own: ``python crowd.py PORT N``, until it is killed."""
+"""Clients that ask for tokens in a closed loop, until the process is killed: ``python crowd.py PORT N``."""
 
 import json
 import selectors
@@ -6,7 +6,10 @@ import socket
 import sys
 
 BODY = json.dumps({"content": "The quick brown fox jumps over the lazy dog. " * 20}).encode()
-HEAD = f"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(BODY)}\r\n\r\n"
+HEAD = (
+    "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    f"Content-Length: {len(BODY)}\r\n\r\n"
+)
 
 
 def main() -> None:

@@ -33,7 +33,8 @@ def open_stream(server, **body):
     began = time.monotonic()
     connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=60)
     raw = json.dumps({"stream": True, **body}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(raw)}\r\n\r\n"
     connection.sendall(head.encode() + raw)
     return connection, began
 

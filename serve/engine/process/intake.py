@@ -41,7 +41,7 @@ _LEAST_REST_S, _MOST_REST_S = 0.003, 0.05
 _NICE = 5
 
 _REPLY, _QUERY, _END = 0, 1, 2
-"""The order of the second thread's work: long prompts and their tokens first, then what clients ask of the vocabulary."""
+"""The order of the second thread's work: first what a reply waits for, then what clients ask of the vocabulary."""
 
 Job = Generate | Tokenize | Detokenize
 
