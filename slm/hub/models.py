@@ -156,8 +156,8 @@ def gguf(name: HubName, admit: Callable[[int, Path], None] | None = None) -> Pat
         from huggingface_hub import constants
 
         folder = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
-        here = folder / "snapshots" / listing.commit
-        admit(sum(listing.files[each] for each in wanted_files if not (here / each).exists()), folder)
+        snapshot = folder / "snapshots" / listing.commit
+        admit(sum(listing.files[each] for each in wanted_files if not (snapshot / each).exists()), folder)
     return _download(listing, wanted_files) / wanted[0]
 
 

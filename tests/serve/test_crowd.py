@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from slm.machine.free_cores import FreeCores
 from tests.helpers import REPOSITORY, tiny_gguf
 
 PATTERNS = ("^((a?){100}){10}$", "(a|b|ab)*c{1,500}")
@@ -121,6 +122,10 @@ def crowd(server, n):
 def test_a_stream_goes_on_next_to_a_crowd(busy_server):
     """The best of some rounds, because other programs may run here, too. Where a step was not bounded, the stream
     waited seventeen times as long as without the others, in every round."""
+    cores = FreeCores()
+    time.sleep(0.5)
+    if (free := cores.read()) is not None and free < 1.5:
+        pytest.skip(f"only {free:.1f} cores are free: the pauses of a stream would be other programs'")
     rounds = []
     for _ in range(ROUNDS):
         quiet, busy, first = quiet_and_busy(busy_server)
