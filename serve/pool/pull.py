@@ -201,7 +201,7 @@ def main(word: str, most_bytes: int) -> None:
     try:
         if name is None:
             raise UserError(f"{word} is no name of a model on the Hub")
-        with contextlib.redirect_stdout(_Notes()):  # type: ignore[type-var]
+        with contextlib.redirect_stdout(_Notes()):
             path = models.gguf(name, admit=lambda n_bytes, folder: _admit(n_bytes, folder, most_bytes))
         if path is None:
             raise UserError(f"{name.words} holds no GGUF file")
