@@ -128,6 +128,6 @@ def test_the_format(server):
     for line in text.splitlines():
         if line.startswith("#"):
             continue
-        name = re.fullmatch(r'(\w+)(\{\w+="[^"]*"\})? [\d.e+-]+', line).group(1)
+        name = re.fullmatch(r'([\w:]+)(\{\w+="[^"]*"\})? [\d.e+-]+', line).group(1)
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         assert name in kinds or kinds[base] == "histogram", line
