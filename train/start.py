@@ -3,7 +3,6 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from slm.train.optim.interface import Trained
 from slm.train.parts import Parts
 from slm.train.run import questions
 from slm.train.run.checkpointer import Checkpointer
-from slm.train.run.resume import ResumePoint, keep_cutting, rounding, rounding_changes
+from slm.train.run.resume import ResumePoint, rounding, rounding_changes
 from slm.train.run.run_directory import TOKENIZER, RunDirectory
 from slm.train.run.run_log import RunLog
 from slm.train.run.run_state import RunState, check_set_up
@@ -61,8 +60,6 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         if point.checkpoint and (line := finished(config, components, point.state)):
             print(f"{root} is finished: {line}")
             return 0
-        if point.checkpoint:
-            config = replace(config, data=keep_cutting(config.data, point.state["config"])[0])
         if ranks.main:
             show_files(config.data, print)
         tokenizer = broadcast_tokenizer(

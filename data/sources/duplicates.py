@@ -67,8 +67,7 @@ def _remove_left_files(folder: Path) -> None:
 
 def names_of(plans: list[Plan]) -> list[str]:
     """What each plan's corpus is called in the list: ``Plan.corpus``, which knows names and sizes of files, and for
-    others that look the same to it (``split -b`` makes such parts), a number after it. The first has none, so that
-    lists from before there were numbers stay valid."""
+    others that look the same to it (``split -b`` makes such parts), a number after it."""
     found: dict[str, list[tuple[str, ...]]] = {}
     names = []
     for plan in plans:

@@ -94,7 +94,7 @@ class Shuffled(Generic[Doc]):
 
     Groups instead of a sliding buffer: the state is then the group's start and an index into it, whatever the size,
     and resuming reads one group again. A group ends where an epoch ends, so that each document comes once before any
-    comes twice. A run that began when a group could hold several epochs reads on so.
+    comes twice.
     """
 
     def __init__(self, inner: Repeated[Doc], *, size: int, seed: str) -> None:
@@ -102,7 +102,6 @@ class Shuffled(Generic[Doc]):
         self._inner = inner
         self._size = size
         self._seed = seed
-        self._by_epoch = True
         self._number = 0  # of the group
         self._start: State = inner.state_dict()
         self._group: list[Doc] | None = None
@@ -132,7 +131,7 @@ class Shuffled(Generic[Doc]):
             except StopIteration:
                 break
             self._ahead = None
-            if self._by_epoch and group and self._inner.epoch != epoch:
+            if group and self._inner.epoch != epoch:
                 self._ahead = text
                 break
             epoch = self._inner.epoch
@@ -146,13 +145,11 @@ class Shuffled(Generic[Doc]):
         return self._inner.state_dict() if self._ahead is None else self._inner.epoch_start
 
     def state_dict(self) -> State:
-        by_epoch = {"by_epoch": True} if self._by_epoch else {}
         if self._group is not None and self._index == len(self._group):
-            return {"group": self._number + 1, "index": 0, "start": self._position(), **by_epoch}
-        return {"group": self._number, "index": self._index, "start": self._start, **by_epoch}
+            return {"group": self._number + 1, "index": 0, "start": self._position()}
+        return {"group": self._number, "index": self._index, "start": self._start}
 
     def load_state_dict(self, state: State) -> None:
-        self._by_epoch = bool(state.get("by_epoch"))
         self._ahead = None
         self._inner.load_state_dict(state["start"])
         self._number, self._start = state["group"], state["start"]

@@ -135,11 +135,6 @@ class Plan:
         )
 
     @property
-    def earlier_fingerprint(self) -> str:
-        """What positions had that were saved before the content of files was compared: their names and sizes count."""
-        return fingerprint((self.selection, self.source.weight, self.source.max_epochs))
-
-    @property
     def reading(self) -> Reading:
         """How the source's files are read."""
         s = self.source
@@ -303,18 +298,6 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float, held: d
     elif not held:
         held = {"held_out": val_fraction, "passage": val_fraction if plan.long_documents else 0.0}
     return replace(plan, **held, held=tuple(sorted(held.items())))
-
-
-def earlier_document_chars(source: SourceConfig) -> int:
-    """``document_chars`` with which files are cut as they were before ``data.separator`` existed.
-
-    Plain text in a small corpus was then cut into about 256 documents.
-    """
-    if source.kind != "files":
-        return source.document_chars
-    apart = {os.path.realpath(path) for path in files.expand(source.val_files, "data.val_files")}
-    paths = [path for path in source_files(source) if os.path.realpath(path) not in apart]
-    return min(source.document_chars, max(2048, sum(map(text_bytes, paths)) // 256))
 
 
 def source_files(source: SourceConfig) -> list[str]:

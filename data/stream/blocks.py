@@ -10,8 +10,6 @@ from slm.data.stream.packing import Packer
 FIRST_GROUP, LARGEST_GROUP = 1 << 20, 1 << 22
 """Tokens that are shuffled together at the start of a run, in half a second of tokenizing, and later: each group has
 twice those of the one before, up to 4M tokens (16 MB of memory, 2 s of tokenizing)."""
-OLD_GROUP = 1 << 19
-"""Tokens of each group of a run that began before groups grew."""
 
 
 class ShuffledBlocks:
@@ -20,23 +18,17 @@ class ShuffledBlocks:
     A group ends where an epoch ends. So a step's blocks are of many documents, and those of one document are spread
     over many steps, which teaches more than as many blocks in the text's order. The state is the group's start and an
     index into it; resuming reads one group again.
-
-    A run that began earlier reads on as it did: where its state is the packer's alone, in the text's order, and where
-    it does not say that groups grow, in equal ones.
     """
 
     def __init__(self, inner: Packer, *, seed: str) -> None:
         self._inner = inner
         self._seed = seed
-        self._in_order, self._growing = False, True
         self._number = 0  # of the group
         self._start: State = inner.state_dict()
         self._group: list[np.ndarray] = []
         self._index = 0
 
     def __next__(self) -> np.ndarray:
-        if self._in_order:
-            return next(self._inner)
         if self._index == len(self._group):
             start = self._inner.state_dict()
             group = self._fill(self._number + bool(self._group))
@@ -47,7 +39,7 @@ class ShuffledBlocks:
 
     def _fill(self, number: int) -> list[np.ndarray]:
         """The next group; StopIteration where there is no further block."""
-        tokens = min(LARGEST_GROUP, FIRST_GROUP << min(number, 32)) if self._growing else OLD_GROUP
+        tokens = min(LARGEST_GROUP, FIRST_GROUP << min(number, 32))
         size = max(1, tokens // self._inner.seq_len)
         group = [next(self._inner)]
         epoch = self._inner.epoch
@@ -60,18 +52,11 @@ class ShuffledBlocks:
         return group
 
     def state_dict(self) -> State:
-        if self._in_order:
-            return self._inner.state_dict()
-        growing = {"growing": True} if self._growing else {}
         if self._group and self._index == len(self._group):
-            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict(), **growing}
-        return {"group": self._number, "index": self._index, "start": self._start, **growing}
+            return {"group": self._number + 1, "index": 0, "start": self._inner.state_dict()}
+        return {"group": self._number, "index": self._index, "start": self._start}
 
     def load_state_dict(self, state: State) -> None:
-        self._in_order, self._growing = "start" not in state, bool(state.get("growing"))
-        if self._in_order:
-            self._inner.load_state_dict(state)
-            return
         self._inner.load_state_dict(state["start"])
         self._number, self._start = state["group"], state["start"]
         self._group, self._index = [], state["index"]
@@ -99,8 +84,5 @@ class EveryNth:
         return {"number": self._number, "at": self._inner.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
-        # Of text in a tuning run from before its shards shared it out: it goes on from about there.
-        if "number" not in state:
-            state = {"number": 0, "at": state}
         self._inner.load_state_dict(state["at"])
         self._number = state["number"]

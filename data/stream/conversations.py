@@ -22,8 +22,8 @@ GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""
 LENGTH_MULTIPLE = 32
 """Blocks that are as long as what is in them have a multiple of so many positions: few shapes, and whole tiles."""
-MOST_WITHOUT_PAIRS = 10_000
-"""So many records in a row without a pair, or without an answer that fits, end the run."""
+MOST_WITHOUT_ANSWER = 10_000
+"""A run ends after as many records in a row without an answer that fits."""
 
 
 Part = tuple[np.ndarray, np.ndarray]
@@ -65,19 +65,26 @@ class Conversations:
         self._size = seq_len + 1
 
     def __next__(self) -> np.ndarray:
-        for _ in range(MOST_WITHOUT_PAIRS):
+        for _ in range(MOST_WITHOUT_ANSWER):
             document = next(self._documents)
             assert isinstance(document, str)  # conversations are not cached
             try:
-                ids, scored, _ = self._encoder.conversation(document)
+                parts = self._parts(document)
             except TemplateRefusesError:
                 continue
-            if fitting := in_block([(ids, scored)], self._size):
-                return marks.mark(*fitting[0])
-        raise UserError(
-            f"{MOST_WITHOUT_PAIRS:,} conversations in a row have no answer in their first train.seq_len="
-            f"{self._size - 1} tokens, or are refused by the chat template: raise train.seq_len (make data-stats shows "
-            "both)"
+            if parts and (fitting := in_block(parts, self._size)):
+                return np.concatenate([marks.mark(ids, scored) for ids, scored in fitting])
+        raise UserError(self._without_answer(f"train.seq_len={self._size - 1}"))
+
+    def _parts(self, record: str) -> Sequence[Part]:
+        """What of the record is learned together; nothing where the record is of another kind."""
+        ids, scored, _ = self._encoder.conversation(record)
+        return [(ids, scored)]
+
+    def _without_answer(self, seq_len: str) -> str:
+        return (
+            f"{MOST_WITHOUT_ANSWER:,} conversations in a row have no answer in their first {seq_len} tokens, or are "
+            "refused by the chat template: raise train.seq_len (make data-stats shows both)"
         )
 
     def state_dict(self) -> State:
@@ -87,7 +94,7 @@ class Conversations:
         self._documents.load_state_dict(state)
 
 
-class Pairs:
+class Pairs(Conversations):
     """A stream of preference pairs as marked tokens: the conversation with the chosen answer, then the rejected one's.
 
     Only the answers are scored, not what the assistant said before them. A pair longer than a block keeps the
@@ -95,40 +102,20 @@ class Pairs:
     records that are no pairs.
     """
 
-    def __init__(self, documents: DocumentStream, encoder: ChatEncoder, *, seq_len: int) -> None:
-        self._documents = documents
-        self._encoder = encoder
-        self._size = seq_len + 1
+    def _parts(self, record: str) -> Sequence[Part]:
+        return self._encoder.pair(record) or ()
 
-    def __next__(self) -> np.ndarray:
-        for _ in range(MOST_WITHOUT_PAIRS):
-            document = next(self._documents)
-            assert isinstance(document, str)  # conversations are not cached
-            try:
-                both = self._encoder.pair(document)
-            except TemplateRefusesError:
-                continue
-            if both is None:
-                continue
-            if fitting := in_block(both, self._size):
-                return np.concatenate([marks.mark(ids, scored) for ids, scored in fitting])
-        raise UserError(
-            f"{MOST_WITHOUT_PAIRS:,} records in a row hold no pair of answers that fits train.seq_len="
-            f"{self._size - 1}: preference.loss needs the fields prompt, chosen and rejected"
+    def _without_answer(self, seq_len: str) -> str:
+        return (
+            f"{MOST_WITHOUT_ANSWER:,} records in a row hold no pair of answers that fits {seq_len}: preference.loss "
+            "needs the fields prompt, chosen and rejected"
         )
-
-    def state_dict(self) -> State:
-        return self._documents.state_dict()
-
-    def load_state_dict(self, state: State) -> None:
-        self._documents.load_state_dict(state)
 
 
 class Pieces:
     """Plain text that is mixed with conversations, all tokens scored. A document longer than a block is cut in pieces.
 
-    Its position is a document's position and an offset into the document's tokens. That of a run which began when only
-    the beginning of a document was read is the document's alone.
+    Its position is a document's position and an offset into the document's tokens.
     """
 
     def __init__(self, documents: ResumableStream[np.ndarray], *, seq_len: int) -> None:
@@ -152,7 +139,7 @@ class Pieces:
         return {"documents": self._start, "offset": self._offset}
 
     def load_state_dict(self, state: State) -> None:
-        start, offset = (state["documents"], state["offset"]) if "offset" in state else (state, 0)
+        start, offset = state["documents"], state["offset"]
         self._documents.load_state_dict(start)
         self._ids, self._start, self._offset = self._ids[:0], start, offset
         if offset:
@@ -188,7 +175,7 @@ class ConversationPacker:
         return self
 
     def __next__(self) -> np.ndarray:
-        if self._blocks is not None and self._index >= len(self._blocks):  # ">": see Pieces on older runs
+        if self._blocks is not None and self._index == len(self._blocks):
             self._number += 1
             self._start, self._blocks, self._index = self._conversations.state_dict(), None, 0
         if self._blocks is None:
@@ -228,7 +215,7 @@ class ConversationPacker:
         return 0
 
     def state_dict(self) -> State:
-        if self._blocks is not None and self._index >= len(self._blocks):
+        if self._blocks is not None and self._index == len(self._blocks):
             return {"group": self._number + 1, "index": 0, "start": self._conversations.state_dict()}
         return {"group": self._number, "index": self._index, "start": self._start}
 

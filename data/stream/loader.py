@@ -34,7 +34,6 @@ class EndOfTextError(UserError):
 
 
 VERSION = 3  # of saved positions
-BY_NAME = 2  # the version of positions that know files by their names and sizes
 SPREAD = 16  # validation blocks are spread over the first so many times as many of a validation text of its own
 PIPE_BYTES = 1 << 20  # bytes of blocks read ahead per worker, if the system allows such a pipe (else 64 KB)
 
@@ -201,26 +200,18 @@ class Loader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batch at which ``state`` was taken; UserError where it is of other text or options."""
         self._keep_held_out(state.get("held", []))
-        by_name = state.get("version") == BY_NAME
         for key, mine in self._identity.items():
             saved = state.get(key)
-            if by_name and key in ("version", "text"):
-                mine = BY_NAME if key == "version" else [each.earlier_fingerprint for each in self.plans]
             if saved != mine:
-                if key == "revision" and (not saved or len(_commits(state)) != len(_commits(self._identity))):
-                    continue  # a position from before conversations' commits were kept: the text tells
                 if key == "revision":
                     raise UserError(
                         f"the saved position is in the commit {saved} of the data set on the Hub, not {mine}: name the "
                         "revision that it began with, or none, or start a new run"
                     )
                 if key == "text":
-                    what = "files were added, removed or changed since, or options that select text"
-                    if not by_name:
-                        what = "options that select text, or validation files, have changed since"
                     raise UserError(
-                        f"the text is not the one that the saved data position is in: {what}. Put back what was there, "
-                        "or start a new run"
+                        "the text is not the one that the saved data position is in: options that select text, or "
+                        "validation files, have changed since. Put back what was there, or start a new run"
                     )
                 raise UserError(
                     f"the saved data position is for {key}={saved}, not {mine}: resume with the same data options, "
@@ -409,20 +400,12 @@ def at_saved_commits(config: DataConfig, position: dict[str, Any] | None, *, beg
     sources: list[SourceConfig] = config.sources if config.kind == "mixture" else [config]
     commits = _commits(position or {})
     pinned_here = [each.from_hub for each in sources]
-    if len(commits) != sum(pinned_here):  # the position may be from before conversations' commits were kept
-        pinned_here = [each.kind == "hub" for each in sources]
     if len(commits) != sum(pinned_here):
         return config
     left = iter(commits)
     of_each = [next(left) if here else "" for here in pinned_here]
     pinned = [replace(each, revision=commit or each.revision) for each, commit in zip(sources, of_each, strict=True)]
     return replace(config, sources=pinned) if config.kind == "mixture" else replace(config, revision=pinned[0].revision)
-
-
-def as_it_began(tokenizer: Tokenizer, position: dict[str, Any]) -> Tokenizer:
-    """The tokenizer for a run that resumes from ``position``: one that began when packing left out what a tokenizer
-    writes before a text goes on without it."""
-    return tokenizer if "begins" in position or not tokenizer.begins else tokenizer.without_beginning()
 
 
 def _known_held(config: DataConfig, position: dict[str, Any] | None) -> list[dict[str, Any]] | None:

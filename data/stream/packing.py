@@ -117,8 +117,6 @@ class Packer:
         return {"documents": documents, "offset": self._offset}
 
     def load_state_dict(self, state: State) -> None:
-        if "documents" not in state:  # of text in a tuning run from before it was packed: the documents' position
-            state = {"documents": state, "offset": 0}
         self._documents.load_state_dict(state["documents"])
         self._queue.clear()
         self._queued = self._offset = 0

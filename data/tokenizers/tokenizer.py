@@ -81,12 +81,6 @@ class Tokenizer:
             begins = () if bos is None else (bos,)
         return begins, ends
 
-    def without_beginning(self) -> "Tokenizer":
-        """The same tokenizer with nothing before a text: for a run that began when packing left it out."""
-        plain = Tokenizer(self.files, name=self.name, eot_token=self.eot_token)
-        plain.begins = ()
-        return plain
-
     @property
     def document_start(self) -> tuple[int, ...]:
         """What a new document follows, in training and in samples: ``begins``, else the end-of-text token."""

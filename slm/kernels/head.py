@@ -31,8 +31,8 @@ class ScaledSum:
     def __init__(self, scale: float) -> None:
         self._scale = scale
 
-    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
-        return [HeadPass(self._scale)]
+    def over_logits(self, losses: Callable[[], Tensor]) -> HeadPass:
+        return HeadPass(self._scale)
 
 
 def _scored(targets_N: Tensor) -> Tensor | None:
@@ -78,32 +78,29 @@ class Head:
         final_norm = work.model.model.norm
         inverse_rms_N = work.buffer("inverse_rms", N, dtype=torch.float32)
         h_ND, dh_ND = norm(work, final_norm, x_ND, inverse_rms_N), work.buffer("dh", N, D)
-        nats, scored_R = 0.0, _scored(targets_N)
-        for number, each in enumerate(head.passes(lambda: self.losses(h_ND, targets_N))):
-            out_ND = dh_ND if number == 0 else work.buffer("dh_of_pass", N, D)
-            if scored_R is None or each.soften:
-                nats = self._pass(each, h_ND, targets_N, out_ND)
-            else:
-                nats = self._pass_of_some(each, h_ND, targets_N, out_ND, scored_R)
-            if number:
-                dh_ND += out_ND
+        asked = head.over_logits(lambda: self.losses(h_ND, targets_N))
+        scored_R = None if asked.soften else _scored(targets_N)
+        if scored_R is None:
+            nats = self._pass(asked, h_ND, targets_N, dh_ND)
+        else:
+            nats = self._pass_of_some(asked, h_ND, targets_N, dh_ND, scored_R)
         if not work.config.tie_embeddings:
             run_hooks(self._packed.weights[0])
         dx_ND = work.buffer("dx", N, D)
         norm_backward(work, final_norm, dh_ND, x_ND, inverse_rms_N, None, dx_ND)
         return nats, dx_ND
 
-    def _pass_of_some(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor, scored_R: Tensor) -> float:
+    def _pass_of_some(self, asked: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor, scored_R: Tensor) -> float:
         """The same pass by the scored positions alone: the others have no gradient."""
-        weights = each.weights[scored_R] if isinstance(each.weights, Tensor) else each.weights
+        weights = asked.weights[scored_R] if isinstance(asked.weights, Tensor) else asked.weights
         dh_RD = self._work.room("dh_of_scored", len(scored_R), h_ND.shape[1])
-        nats = self._pass(replace(each, weights=weights), h_ND[scored_R], targets_N[scored_R], dh_RD)
+        nats = self._pass(replace(asked, weights=weights), h_ND[scored_R], targets_N[scored_R], dh_RD)
         dh_ND.zero_().index_copy_(0, scored_R, dh_RD)
         return nats
 
-    def _pass(self, each: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
+    def _pass(self, asked: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
         """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
-        packed = self._packed if each.words is None else self._some(each.words)
+        packed = self._packed if asked.words is None else self._some(asked.words)
         work, (N, D), V = self._work, h_ND.shape, packed.rows
         at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
         logits = work.room("logits", at_once, V)
@@ -111,20 +108,20 @@ class Head:
         for start in range(0, N, at_once):
             part = slice(start, min(N, start + at_once))
             rows = part.stop - start
-            scale = 1.0 if isinstance(each.weights, Tensor) else each.weights
-            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed, each.offsets)
+            scale = 1.0 if isinstance(asked.weights, Tensor) else asked.weights
+            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed, asked.offsets)
             nats += losses_R.sum(dtype=torch.float64).item()
-            if isinstance(each.weights, Tensor):
-                logits[:rows] *= each.weights[part, None]
-            if each.soften:
-                each.soften(logits[:rows], losses_R, part)
+            if isinstance(asked.weights, Tensor):
+                logits[:rows] *= asked.weights[part, None]
+            if asked.soften:
+                asked.soften(logits[:rows], losses_R, part)
             self._kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part])
             add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0], self._kernels)
-        if each.words is not None and packed.weights[0].grad is not None:
+        if asked.words is not None and packed.weights[0].grad is not None:
             grad, add = gradient_of(self._packed.weights[0])
             if not add:
                 grad.zero_()
-            grad.index_add_(0, each.words, packed.weights[0].grad)
+            grad.index_add_(0, asked.words, packed.weights[0].grad)
         return nats
 
     def _some(self, words_V: Tensor) -> PackedWeights:

@@ -1,15 +1,15 @@
 """Losses at the output head other than the mean cross-entropy, as what they make of the gradient of the logits.
 
-A backward pass needs no more of a loss than its gradient in the logits. So a loss is given as passes over them: each
-target's cross-entropy times a weight of its own, and where the targets are soft, a correction of that. Autograd and the
-kernels of ``slm/kernels`` both compute such a pass some rows at a time.
+A backward pass needs no more of a loss than its gradient in the logits. So a loss is given as a pass over them: each
+target's cross-entropy times a weight, and where the targets are soft, a correction of that. Autograd and the kernels of
+``slm/kernels`` both compute such a pass some rows at a time.
 
 Shape suffixes: N positions, R of them at a time, D model width, V vocabulary.
 
 Tested in tests/train/objective/test_preference.py, tests/train/objective/test_distillation.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,8 +41,8 @@ class HeadPass:
 class HeadLoss(Protocol):
     """A loss of the logits."""
 
-    def passes(self, losses: Callable[[], Tensor]) -> Sequence[HeadPass]:
-        """Their gradients add up to the loss's. ``losses`` computes each target's cross-entropy, f32 [N], nats, 0 where
+    def over_logits(self, losses: Callable[[], Tensor]) -> HeadPass:
+        """The pass that computes its gradient. ``losses`` computes each target's cross-entropy, f32 [N], nats, 0 where
         not scored: a further product with the head, so it is called only where the weights depend on it."""
         ...
 
@@ -58,7 +58,7 @@ def head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: Hea
 
 def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[Tensor, Tensor]:
     all_VD = weight_VD.to(x_ND.dtype)
-    dx_ND, dweight_VD = torch.zeros_like(x_ND), torch.zeros_like(weight_VD)
+    dx_ND, dweight_VD = torch.empty_like(x_ND), torch.zeros_like(weight_VD)
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     chunks = [slice(start, min(len(x_ND), start + rows)) for start in range(0, len(x_ND), rows)]
 
@@ -71,21 +71,21 @@ def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: He
     def losses() -> Tensor:
         return torch.cat([logits_and_losses(x_ND, part, all_VD, None)[1] for part in chunks])
 
-    for each in head.passes(losses):
-        low_VD = all_VD if each.words is None else all_VD[each.words]
-        for part in chunks:
-            logits_RV, losses_R = logits_and_losses(x_ND, part, low_VD, each.offsets)
-            weights = each.weights[part] if isinstance(each.weights, Tensor) else each.weights
-            dlogits_RV = softmax_gradient(logits_RV, targets_N[part], weights)
-            if each.soften:
-                each.soften(dlogits_RV, losses_R, part)
-            low_RV = dlogits_RV.to(x_ND.dtype)
-            dx_ND[part] += low_RV @ low_VD
-            gradient_VD = low_RV.T @ x_ND[part]
-            if each.words is None:
-                dweight_VD += gradient_VD
-            else:
-                dweight_VD.index_add_(0, each.words, gradient_VD.to(dweight_VD.dtype))
+    asked = head.over_logits(losses)
+    low_VD = all_VD if asked.words is None else all_VD[asked.words]
+    for part in chunks:
+        logits_RV, losses_R = logits_and_losses(x_ND, part, low_VD, asked.offsets)
+        weights = asked.weights[part] if isinstance(asked.weights, Tensor) else asked.weights
+        dlogits_RV = softmax_gradient(logits_RV, targets_N[part], weights)
+        if asked.soften:
+            asked.soften(dlogits_RV, losses_R, part)
+        low_RV = dlogits_RV.to(x_ND.dtype)
+        dx_ND[part] = low_RV @ low_VD
+        gradient_VD = low_RV.T @ x_ND[part]
+        if asked.words is None:
+            dweight_VD += gradient_VD
+        else:
+            dweight_VD.index_add_(0, asked.words, gradient_VD.to(dweight_VD.dtype))
     return dx_ND, dweight_VD
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slm.data.errors import UserError
-from slm.data.stream.loader import Loader, as_it_began, at_saved_commits, calibration_blocks, validation_blocks
+from slm.data.stream.loader import Loader, at_saved_commits, calibration_blocks, validation_blocks
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.train.components.head_calibration import blocks_needed
 from slm.train.config import RESHARD, RunConfig
@@ -52,8 +52,6 @@ def open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Resu
     position = own_loader_state(ranks, point.state, reshard=config.resume == RESHARD) if point.checkpoint else None
     saved = point.state.get("config", {}).get("data", {})
     data = at_saved_commits(config.data, point.state.get("loader"), began_with=saved.get("revision") or "")
-    if position is not None:
-        tokenizer = as_it_began(tokenizer, position)
     blocks_NT1 = ranks.broadcast_from_main(
         lambda: validation_blocks(
             data,

@@ -23,7 +23,14 @@ from slm.machine.busy import Others, mark
 from slm.machine.record import machine_record
 from slm.report import duration, final_json, table
 from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
-from slm.train.bench_recipe.contender import Entry, StoppedContenderError, append_finished, read_finished
+from slm.train.bench_recipe.contender import (
+    Entry,
+    StoppedContenderError,
+    append_finished,
+    read_finished,
+    step_note,
+    steps_of,
+)
 from slm.train.bench_recipe.hf_trainer import available, hf_trainer
 from slm.train.bench_recipe.nanochat import nanochat, python_of, score_nanochat, ways_note
 from slm.train.bench_recipe.ours import NAME as OURS
@@ -150,11 +157,12 @@ def _plan(
         if reason := available():
             print(f"hf_trainer is left out: {reason}", flush=True)
         else:
-            rates = config.bench.learning_rates
-            plan += [(f"hf_trainer at {lr:g}", partial(hf_trainer, lr=lr, folder=folder)) for lr in rates]
+            for lr, tokens in product(config.bench.learning_rates, steps_of(config.bench.trainer_tokens)):
+                name = f"hf_trainer at {lr:g}{step_note(tokens)}"
+                plan.append((name, partial(hf_trainer, lr=lr, tokens=tokens, folder=folder)))
     if config.bench.nanochat is not None:
         python_of(config)
-        steps: Sequence[int | None] = config.bench.nanochat_tokens or [None]
+        steps = steps_of(config.bench.nanochat_tokens)
         for depth, factor, tokens in product(config.bench.nanochat_depths, config.bench.nanochat_lr_factors, steps):
             name = f"nanochat depth {depth}{ways_note(factor, tokens)}"
             plan.append((name, partial(nanochat, depth=depth, factor=factor, tokens=tokens, folder=folder)))

@@ -27,8 +27,8 @@ class RecipeBenchOptions:
     """AdamW's peak rates for Hugging Face's Trainer, a whole run each; the best is compared."""
     trainer_vocab: int | None = None
     """Its vocabulary; None: ours. It multiplies by all of its words in each step, so that it wants fewer."""
-    trainer_tokens: int | None = None
-    """Tokens of its steps; None: as many as ours."""
+    trainer_tokens: list[int] = field(default_factory=lambda: [2048])
+    """About how many tokens its steps have, to try, a whole run each at each rate; none: as many as ours has."""
     window: int = 512
     """Tokens of the windows in which everybody is scored."""
     validation: Path | None = None
@@ -48,8 +48,8 @@ class RecipeBenchOptions:
     3,072 tokens a step; 13 takes that back."""
     nanochat_vocab: int = 8192
     """Its vocabulary."""
-    nanochat_tokens: list[int] = field(default_factory=list)
-    """Tokens of its steps to try, a whole run each; none: as many as ours has. It has another best step than ours."""
+    nanochat_tokens: list[int] = field(default_factory=lambda: [2048])
+    """About how many tokens its steps have, to try, a whole run each; none: as many as ours has."""
     nanochat_pieces: bool = True
     """Whether its documents are cut into pieces that fill its rows. Otherwise it reads the beginning of each alone."""
     nanochat_options: list[str] = field(default_factory=list)
@@ -69,10 +69,9 @@ class RecipeBenchOptions:
             raise UserError("bench.learning_rates needs at least one positive rate, as [2e-3]")
         if not self.nanochat_lr_factors or min(self.nanochat_lr_factors) <= 0:
             raise UserError("bench.nanochat_lr_factors needs at least one positive factor, as [1]")
-        if any(tokens < 1 for tokens in self.nanochat_tokens):
-            raise UserError("bench.nanochat_tokens: a step has one token or more, as [4096]; [] takes as many as ours")
-        if self.trainer_tokens is not None and self.trainer_tokens < 1:
-            raise UserError("bench.trainer_tokens: a step has one token or more, as 4096; null takes as many as ours")
+        for name in ("trainer_tokens", "nanochat_tokens"):
+            if any(tokens < 1 for tokens in getattr(self, name)):
+                raise UserError(f"bench.{name}: a step has one token or more, as [4096]; [] takes as many as ours")
         if self.window < 8:
             raise UserError(f"bench.window must be at least 8 tokens, not {self.window}")
         if self.validation_bytes < 1000:

@@ -133,15 +133,19 @@ def check_time_left(said: str, minutes: float) -> None:
         )
 
 
-def passes_of_a_step(option: str, tokens: int, train: TrainConfig) -> tuple[int, int]:
-    """Sequences of a pass, and passes, of a step of ``tokens``: a pass has at most ours.
+def steps_of(tokens: Sequence[int]) -> Sequence[int | None]:
+    """The steps that an option asks a contender to try; None where it asks for none: as many tokens as ours."""
+    return tokens or [None]
 
-    UserError, naming ``option``, where they are no whole number of sequences.
-    """
-    if tokens % train.seq_len:
-        near = max(1, round(tokens / train.seq_len)) * train.seq_len
-        raise UserError(f"{option}: {tokens} is no multiple of the sequences' {train.seq_len}; {near} would do")
-    sequences = tokens // train.seq_len
+
+def step_note(tokens: int | None) -> str:
+    """What a run's name says of its step; nothing of as many tokens as ours."""
+    return f", {tokens:,} tokens a step" if tokens else ""
+
+
+def passes_of_a_step(tokens: int, train: TrainConfig) -> tuple[int, int]:
+    """Sequences of a pass, and passes, of a step of about ``tokens``, in whole sequences: a pass has at most ours."""
+    sequences = max(1, round(tokens / train.seq_len))
     in_a_pass = max(n for n in range(1, train.micro_batch + 1) if sequences % n == 0)
     return in_a_pass, sequences // in_a_pass
 

@@ -19,7 +19,7 @@ from slm.configuration import build, to_dict
 from slm.report import duration
 from slm.train.bench_recipe import hugging_face
 from slm.train.bench_recipe.config import BenchRecipeConfig, run_options
-from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, timed
+from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, python_module, step_note, timed
 from slm.train.config import EAGER, RunConfig
 from slm.train.interrupt import Interrupt
 from slm.train.run.run_state import SET_UP_TOOK
@@ -32,15 +32,16 @@ SAVING_SECONDS = 3.0
 """Kept for the end of the process."""
 
 
-def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
+def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path, tokens: int | None = None) -> Entry:
     """Train at the peak rate ``lr`` in its own process that ends after ``config.minutes``.
 
-    A run that was stopped in ``folder`` goes on.
+    ``tokens``: of a step; None: as many as ours. A run that was stopped in ``folder`` goes on.
     """
-    out = folder / f"hf_trainer-{lr:g}"
+    name = f"hf_trainer-{lr:g}" + (f"-{tokens}" if tokens else "")
+    out = folder / name
     out.mkdir(exist_ok=True)
     spec = {
-        "config": to_dict(its_options(config)),
+        "config": to_dict(its_options(config, tokens)),
         "lr": lr,
         "seconds": 60 * config.minutes,
         "out": str(out),
@@ -48,19 +49,20 @@ def hf_trainer(config: BenchRecipeConfig, lr: float, folder: Path) -> Entry:
     (out / "spec.json").write_text(json.dumps(spec))
     with fresh_cache(folder) as environment:
         command = python_module("slm.train.bench_recipe.hf_trainer", str(out / "spec.json"))
-        log = folder / f"hf_trainer-{lr:g}.log"
+        log = folder / f"{name}.log"
         seconds = timed(command, log, environment=environment, minutes=config.minutes, continues=True)
     result = json.loads((out / "result.json").read_text())
-    return Entry("hf_trainer", out, result["tokens"], seconds, result["training_seconds"], f"AdamW at {lr:g}")
+    note = f"AdamW at {lr:g}{step_note(tokens)}"
+    return Entry("hf_trainer", out, result["tokens"], seconds, result["training_seconds"], note)
 
 
-def its_options(config: BenchRecipeConfig) -> RunConfig:
-    """Our run's options with the vocabulary and the step that the Trainer is given."""
+def its_options(config: BenchRecipeConfig, tokens: int | None = None) -> RunConfig:
+    """Our run's options with the vocabulary that the Trainer is given, and steps of ``tokens`` (None: ours)."""
     run = RunConfig(**run_options(config))
     if (vocab := config.bench.trainer_vocab) is not None:
         run = replace(run, tokenizer=replace(run.tokenizer, vocab_size=vocab))
-    if (tokens := config.bench.trainer_tokens) is not None:
-        in_a_pass, passes = passes_of_a_step("bench.trainer_tokens", tokens, run.train)
+    if tokens is not None:
+        in_a_pass, passes = passes_of_a_step(tokens, run.train)
         run = replace(run, train=replace(run.train, micro_batch=in_a_pass, grad_accum=passes))
     return run
 

@@ -23,7 +23,7 @@ from statistics import fmean
 from slm.data.errors import UserError
 from slm.data.sources.documents import iter_documents
 from slm.train.bench_recipe.config import BenchRecipeConfig
-from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, timed
+from slm.train.bench_recipe.contender import Entry, fresh_cache, passes_of_a_step, step_note, timed
 from slm.train.bench_recipe.nanochat_scripts import PIECES, SCORE
 
 LEAST_REHEARSAL, MOST_REHEARSAL, REHEARSAL_PER_MINUTE = 12, 72, 2
@@ -51,7 +51,7 @@ def nanochat(
     """
     bench, train = config.bench, config.train
     assert bench.nanochat is not None
-    in_a_pass, passes = passes_of_a_step("bench.nanochat_tokens", tokens or train.tokens_per_step, train)
+    in_a_pass, passes = passes_of_a_step(tokens or train.tokens_per_step, train)
     step_tokens = passes * in_a_pass * train.seq_len
     name = f"nanochat-{depth}" if factor == 1 else f"nanochat-{depth}-x{factor:g}"
     name += f"-{tokens}" if tokens else ""
@@ -118,7 +118,7 @@ def newest_step(checkpoints: Path) -> int | None:
 
 def ways_note(factor: float, tokens: int | None) -> str:
     """What a run's name says of its rates' factor and its step; nothing of 1 and of as many tokens as ours."""
-    return ("" if factor == 1 else f", rates x {factor:g}") + (f", {tokens:,} tokens a step" if tokens else "")
+    return ("" if factor == 1 else f", rates x {factor:g}") + step_note(tokens)
 
 
 def scaled_rates(script: str, factor: float) -> list[str]:

@@ -25,7 +25,7 @@ class Teacher(Component):
         return {"digest": self._digest()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if (before := state.get("digest")) and before != self._digest():
+        if state["digest"] != self._digest():
             raise UserError(
                 f"the weights of the teacher {self.run.config.distill.teacher} are not those that the run was taught "
                 f"by: bring them back, or begin anew with {spelled('train', resume='never')}"

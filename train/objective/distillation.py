@@ -17,7 +17,7 @@ from slm.train.config import DistillConfig
 from slm.train.objective.batch import Batch
 from slm.train.objective.objective import Objective, Part
 from slm.train.objective.sampled_softmax import Words, draw
-from slm.train.objective.soft_targets import SoftTargets
+from slm.train.objective.soft_targets import HeadRows, SoftTargets
 
 TEACHER_KL = "teacher_kl"
 
@@ -63,14 +63,12 @@ class _SoftHead:
         self._words = words
         self.nats = self.kl = 0.0
 
-    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+    def over_logits(self, losses: Callable[[], Tensor]) -> HeadPass:
         if self._words is None:
-            return [HeadPass(self._scale, self._soften)]
-        return [HeadPass(self._scale, self._soften, words=self._words.ids, offsets=self._words.offsets)]
+            return HeadPass(self._scale, self._soften)
+        return HeadPass(self._scale, self._soften, words=self._words.ids, offsets=self._words.offsets)
 
     def _soften(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
         self.nats += losses_R.double().sum().item()
-        share = self._scale * self._alpha
-        self.kl += self._soft.correct(
-            dlogits_RV, losses_R, self._targets_N[rows], rows, weight=self._scale, share=share
-        )
+        at = HeadRows(rows, dlogits_RV, losses_R, self._targets_N[rows], self._scale)
+        self.kl += self._soft.correct(at, self._scale * self._alpha)

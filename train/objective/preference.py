@@ -151,14 +151,14 @@ class _PairHead:
     def __init__(self, objective: PreferenceObjective, batch: Batch, answers: Answers, scale: float) -> None:
         self._objective, self._batch, self._answers, self._scale = objective, batch, answers, scale
 
-    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+    def over_logits(self, losses: Callable[[], Tensor]) -> HeadPass:
         with torch.enable_grad():
             log_p_P2 = self._answers.log_probabilities(losses().view_as(self._batch.targets)).requires_grad_()
             found = self._objective.pair_losses(self._batch, self._answers, log_p_P2)
             (gradient_P2,) = torch.autograd.grad(found.loss.sum(), log_p_P2)
         self.part = part_of(found)
         # A target's cross-entropy is its log-probability with the sign turned.
-        return [HeadPass(self._answers.per_token(-self._scale * gradient_P2).flatten())]
+        return HeadPass(self._answers.per_token(-self._scale * gradient_P2).flatten())
 
 
 def part_of(found: PairLosses) -> Part:

@@ -130,9 +130,9 @@ class _Estimate:
         self._words, self.places, self._scale = words, places, scale
         self.nats = 0.0
 
-    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
+    def over_logits(self, losses: Callable[[], Tensor]) -> HeadPass:
         words = self._words
-        return [HeadPass(self._scale, soften=self._note, words=words.ids, offsets=words.offsets)]
+        return HeadPass(self._scale, soften=self._note, words=words.ids, offsets=words.offsets)
 
     def _note(self, _: Tensor, losses_R: Tensor, rows: slice) -> None:
         self.nats += losses_R.sum(dtype=torch.float64).item()

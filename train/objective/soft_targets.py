@@ -11,7 +11,7 @@ Tested in tests/train/objective/test_distillation.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,22 +26,26 @@ SMALLEST = 1e-38
 """Probabilities below it count as it, when they are shown."""
 
 
+class HeadRows(NamedTuple):
+    """Some positions at the head, with the gradient of their hard targets."""
+
+    rows: slice
+    """Which of the micro-batch's positions they are."""
+    gradient: Tensor
+    """[R, V]: ``weight`` times (softmax - one-hot), zeros where not scored."""
+    losses: Tensor
+    """Cross-entropies of the hard targets, nats [R]."""
+    targets: Tensor
+    """int64 [R]; ``IGNORED`` where not scored."""
+    weight: float
+
+
 class SoftTargets(Protocol):
     """Distributions over the vocabulary, one for each scored position of a micro-batch."""
 
-    def correct(
-        self,
-        dlogits_RV: Tensor,
-        losses_R: Tensor,
-        targets_R: Tensor,
-        rows: slice,
-        *,
-        weight: float,
-        share: float,
-    ) -> float:
-        """Add ``share`` times (one-hot - q) to the gradient, which is ``weight`` times (softmax - one-hot) of the
-        positions in ``rows`` and zero where not scored. ``losses_R`` are the cross-entropies of the hard targets.
-        Returns their summed KL(q || softmax), nats."""
+    def correct(self, at: HeadRows, share: float) -> float:
+        """Add ``share`` times (one-hot - q) to the gradient of these rows. Returns their summed KL(q || softmax),
+        nats."""
         ...
 
 
@@ -63,16 +67,8 @@ class DenseTargets:
             logits_RV = logits_RV + self.offsets
         return logits_RV.log_softmax(-1)
 
-    def correct(
-        self,
-        dlogits_RV: Tensor,
-        losses_R: Tensor,
-        targets_R: Tensor,
-        rows: slice,
-        *,
-        weight: float,
-        share: float,
-    ) -> float:
+    def correct(self, at: HeadRows, share: float) -> float:
+        rows, dlogits_RV, losses_R, targets_R, weight = at
         kl = 0.0
         step = max(1, CHUNK_LOGITS // dlogits_RV.shape[1])
         for start in range(0, len(dlogits_RV), step):
@@ -99,16 +95,8 @@ class ComputedTargets(DenseTargets):
     gradient: Callable[[slice, Tensor, float], Tensor] = field(kw_only=True)
     """``gradient(rows, targets_R, share)``, [R, V]; valid until the next call."""
 
-    def correct(
-        self,
-        dlogits_RV: Tensor,
-        losses_R: Tensor,
-        targets_R: Tensor,
-        rows: slice,
-        *,
-        weight: float,
-        share: float,
-    ) -> float:
+    def correct(self, at: HeadRows, share: float) -> float:
+        rows, dlogits_RV, losses_R, targets_R, weight = at
         scored = (targets_R != IGNORED).nonzero()[:, 0]
         some = scored[::SHOWN]
         gradient_RV = self.gradient(rows, targets_R, share)
@@ -150,16 +138,8 @@ class SparseTargets:
     entropy: Tensor
     """Of the whole distribution, f32 [N], nats."""
 
-    def correct(
-        self,
-        dlogits_RV: Tensor,
-        losses_R: Tensor,
-        targets_R: Tensor,
-        rows: slice,
-        *,
-        weight: float,
-        share: float,
-    ) -> float:
+    def correct(self, at: HeadRows, share: float) -> float:
+        rows, dlogits_RV, losses_R, targets_R, weight = at
         ids_RK, q_RK = self.ids[rows], self.weights[rows]
         scored_R1, index_R1 = targets_R[:, None] != IGNORED, targets_R[:, None].clamp(min=0)
         log_p_RK = (dlogits_RV.gather(1, ids_RK).float() / weight).clamp(min=SMALLEST).log()

@@ -60,11 +60,11 @@ class NextBag:
         self._targets_NS, self._scale, self._words = targets_NS, scale, words
         self.nats = 0.0
 
-    def passes(self, losses: Callable[[], Tensor]) -> list[HeadPass]:
-        """One pass: the cross-entropy of each bag's first token, which ``_spread`` makes that of all of them."""
+    def over_logits(self, losses: Callable[[], Tensor]) -> HeadPass:
+        """The cross-entropy of each bag's first token, which ``_spread`` makes that of all of them."""
         if self._words is None:
-            return [HeadPass(self._scale, soften=self._spread)]
-        return [HeadPass(self._scale, soften=self._spread, words=self._words.ids, offsets=self._words.offsets)]
+            return HeadPass(self._scale, soften=self._spread)
+        return HeadPass(self._scale, soften=self._spread, words=self._words.ids, offsets=self._words.offsets)
 
     def _spread(self, dlogits_RV: Tensor, losses_R: Tensor, rows: slice) -> None:
         """From scale * (softmax - first token) to scale * (softmax - the share of each of the bag's tokens)."""

@@ -2,16 +2,14 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from slm.configuration import build, to_dict
-from slm.data.config import WHOLE_FILE, DataConfig, SourceConfig
 from slm.data.errors import UserError
-from slm.data.sources.plan import earlier_document_chars
 from slm.model import checkpoint
 from slm.removed_options import without_removed
 from slm.runs import checkpoint_step, list_checkpoints
@@ -124,8 +122,6 @@ FIXED_KEYS = (
     "train.mask_documents",
     "optim.name",
 )
-EARLIER_DOCUMENT_CHARS = 65536
-"""The default of ``data.document_chars`` before there was ``data.separator``."""
 FREE_KEYS = (
     *("data.cache", "data.cache_dir", "data.revision", "data.files", "data.val_files", "data.on_bad"),
     "components.quantization",
@@ -141,8 +137,7 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
     A longer schedule, another learning rate, more checkpoints, another logger and the like may change; so may
     train.micro_batch and train.grad_accum where their product, the sequences of a step, stays.
     """
-    data, saved = keep_cutting(config.data, without_removed(saved))
-    saved, current = _with_defaults(saved), to_dict(replace(config, data=data))
+    saved, current = _with_defaults(without_removed(saved)), to_dict(config)
     if config.data.prepared:  # a corpus may be moved, and its tokenizer goes with it: the loader compares both
         saved, current = ({**each, "tokenizer": None} for each in (saved, current))
     differences = []
@@ -159,38 +154,6 @@ def check_unchanged(saved: dict[str, Any], config: RunConfig, root: Path) -> Non
             f"{root} was started with other settings: {'; '.join(differences)}. Give the same ones, "
             "another name=, or resume=never (the old run is kept aside)"
         )
-
-
-def keep_cutting(data: DataConfig, saved: dict[str, Any]) -> tuple[DataConfig, dict[str, Any]]:
-    """``data`` and the ``saved`` configuration of a run with the run's own ``document_chars``.
-
-    Another number that the command line asks for stays. Runs from before there was ``data.separator`` cut small text
-    files into many documents; they go on with those.
-    """
-    options = saved.get("data")
-    if not isinstance(options, dict):
-        return data, saved
-    older = "separator" not in options
-    typed = [_source(each, older) for each in (options, *(options.get("sources") or ()))]
-    try:
-        built = build(DataConfig, {**typed[0], "sources": typed[1:]})
-        was: list[SourceConfig] = [built, *built.sources]
-        if older:
-            was = [replace(each, document_chars=earlier_document_chars(each)) for each in was]
-    except UserError:  # options of another version, or text that is gone: what comes next has the better message
-        return data, saved
-    now: list[SourceConfig] = [data, *data.sources]
-    if len(now) != len(was):
-        return data, saved
-    for i, (mine, its, text) in enumerate(zip(now, was, typed, strict=True)):
-        if mine.document_chars in (WHOLE_FILE, text.get("document_chars")):
-            now[i] = replace(mine, document_chars=its.document_chars)
-    kept = replace(cast(DataConfig, now[0]), sources=now[1:])
-    return kept, {**saved, "data": to_dict(replace(cast(DataConfig, was[0]), sources=was[1:]))}
-
-
-def _source(options: dict[str, Any], older: bool) -> dict[str, Any]:
-    return {"document_chars": EARLIER_DOCUMENT_CHARS, **options} if older else dict(options)
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:

@@ -88,21 +88,6 @@ def test_a_group_ends_with_its_epoch(size):
     resumes(make, 15)
 
 
-def test_a_run_that_began_with_groups_of_several_epochs_reads_on_so():
-    def make():
-        return Shuffled(Repeated(lambda epoch: Listed(list("abcde")), epochs=3), size=100, seed="1")
-
-    old = make()
-    old.load_state_dict({key: value for key, value in make().state_dict().items() if key != "by_epoch"})
-    whole = take(old)
-    assert sorted(whole) == sorted("abcde" * 3)
-    assert any(sorted(whole[i : i + 5]) != list("abcde") for i in (0, 5, 10))
-    again = make()
-    again.load_state_dict({"group": 0, "index": 7, "start": make().state_dict()["start"]})
-    assert "by_epoch" not in again.state_dict()
-    assert take(again) == whole[7:]
-
-
 def test_a_group_is_bounded_in_characters(monkeypatch):
     monkeypatch.setattr("slm.data.sources.mixture.GROUP_CHARS", 25)
     texts = named("a", 12)

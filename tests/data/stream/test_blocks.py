@@ -67,36 +67,8 @@ def test_groups_grow():
     assert sorted(found[:10]) != sorted(plain[:10])
 
 
-def test_runs_that_began_earlier_read_on_as_they_did(monkeypatch):
-    """A packer's own position goes on in the text's order; one in groups that did not grow, in equal groups."""
-    plain = [block.tobytes() for block in take(packer())]
-    stream = packer()
-    take(stream, 30)
-    other = shuffled()
-    other.load_state_dict(stream.state_dict())
-    assert [block.tobytes() for block in take(other, 40)] == plain[30:70]
-    assert "start" not in other.state_dict()
-    monkeypatch.setattr(blocks, "OLD_GROUP", 16 * 20)
-    other.load_state_dict({"group": 1, "index": 0, "start": stream.state_dict()})
-    rest = [block.tobytes() for block in take(other, 45)]
-    assert sorted(rest[:20]) == sorted(plain[30:50])
-    assert sorted(rest[20:40]) == sorted(plain[50:70])
-    assert rest[:20] != plain[30:50]
-    again = shuffled()
-    again.load_state_dict(other.state_dict())
-    assert [b.tobytes() for b in take(again, 9)] == [b.tobytes() for b in take(other, 9)]
-    assert "growing" not in again.state_dict()
-
-
 def test_the_shares_are_the_whole():
     whole = [b.tobytes() for b in take(shuffled())]
     shares = [[b.tobytes() for b in take(EveryNth(shuffled(), index=i, n=3))] for i in range(3)]
     assert [share[0] for share in shares] == whole[:3]
     assert sorted(b for share in shares for b in share) == sorted(whole)
-
-
-def test_a_position_from_before_blocks_were_shared_out():
-    one, two = shuffled(), EveryNth(shuffled(), index=1, n=2)
-    take(one, 5)
-    two.load_state_dict(one.state_dict())
-    assert [block.tobytes() for block in take(two)] == [block.tobytes() for block in take(one)[1::2]]

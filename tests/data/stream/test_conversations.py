@@ -162,7 +162,7 @@ def test_bins_are_never_too_full_and_hold_every_item_once():
 
 
 def test_answers_that_come_too_late_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("slm.data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
+    monkeypatch.setattr("slm.data.stream.conversations.MOST_WITHOUT_ANSWER", 30)
     path = tmp_path / "late.jsonl"
     made = [{"prompt": f"{i} " + "Say it. " * 60, "completion": f"It {i}."} for i in range(40)]
     path.write_text("\n".join(map(json.dumps, made)))
@@ -212,7 +212,7 @@ def test_pairs_lie_next_to_each_other_and_only_what_differs_is_scored(tmp_path):
 
 
 def test_a_pair_that_is_too_long_keeps_both_beginnings(tmp_path, monkeypatch):
-    monkeypatch.setattr("slm.data.stream.conversations.MOST_WITHOUT_PAIRS", 30)
+    monkeypatch.setattr("slm.data.stream.conversations.MOST_WITHOUT_ANSWER", 30)
     path = tmp_path / "pairs.jsonl"
     long = [{"prompt": f"Say {i}", "chosen": "A cat. " * 60, "rejected": "No. "} for i in range(20)]
     path.write_text("\n".join(map(json.dumps, long)))
@@ -269,26 +269,6 @@ def test_text_that_is_mixed_in_comes_whole(name, tmp_path):
             next(first)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert all(np.array_equal(next(second)[0], block) for block in batches[cut:])
-
-
-def test_a_position_from_before_text_was_packed_is_its_documents(tmp_path):
-    """Of a tuning run that has replayed a text file since then."""
-    (tmp_path / "book.txt").write_text(" ".join(f"word{i}" for i in range(3000)))
-    book = SourceConfig(kind="files", files=[str(tmp_path / "book.txt")], validated=False)
-    config = DataConfig(kind="mixture", sources=[SourceConfig(kind="story_chat"), book])
-
-    def make() -> Loader:
-        return Loader(config, TOKENIZER, seq_len=256, micro_batch=1, seed=1, workers=0)
-
-    first = make()
-    next(first)
-    state = json.loads(json.dumps(first.state_dict()))
-    mixed = state["streams"][0]["start"]
-    mixed["streams"][1] = {"epoch": 0, "seen": False, "at": {"part": 0, "record": 0, "ordinal": 0, "at": None}}
-    state["streams"][0]["index"] = 1
-    second = make()
-    second.load_state_dict(state)
-    assert len([next(second) for _ in range(20)]) == 20
 
 
 def test_shards_share_out_a_book_that_is_mixed_in(tmp_path):

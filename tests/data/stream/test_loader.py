@@ -15,7 +15,7 @@ import pytest
 
 from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
 from slm.data.errors import UserError
-from slm.data.stream.loader import SPREAD, EndOfTextError, Loader, as_it_began, at_saved_commits, validation_blocks
+from slm.data.stream.loader import SPREAD, EndOfTextError, Loader, at_saved_commits, validation_blocks
 from slm.data.tales.story import story
 from slm.data.tokenizers.make import make_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer, special_token, token_first
@@ -199,7 +199,6 @@ def test_a_position_of_another_run_is_refused(corpus, tokenizer, options, field)
 
 
 def test_documents_begin_with_the_token_of_a_tokenizer_that_writes_one(corpus, tokenizer):
-    """A run that began when it was left out goes on without it; its position in the stream says so."""
     starting, config = with_bos(tokenizer), files(corpus)
     with loader(config, tokenizer) as before, loader(config, starting) as now:
         old, new = ([next(each) for _ in range(20)] for each in (before, now))
@@ -212,14 +211,6 @@ def test_documents_begin_with_the_token_of_a_tokenizer_that_writes_one(corpus, t
     assert not any((batch == bos).any() for batch in old)
     with loader(config, starting) as fresh, pytest.raises(UserError, match=r"begins=None, not \[300\]"):
         fresh.load_state_dict(position)
-    kept = as_it_began(starting, position)
-    assert (kept.begins, kept.fingerprint) == ((), starting.fingerprint)
-    assert as_it_began(starting, now.state_dict()) is starting
-    with loader(config, kept, workers=1) as going_on, loader(config, tokenizer) as before:
-        going_on.load_state_dict(position)
-        before.load_state_dict(position | {"tokenizer": before.state_dict()["tokenizer"]})
-        for _ in range(3):
-            assert (next(going_on) == next(before)).all()
 
 
 def with_bos(tokenizer):
@@ -441,10 +432,6 @@ def test_a_moved_branch_is_named(corpus, tokenizer):
     state = batches.state_dict() | {"revision": "abc"}
     with pytest.raises(UserError, match=r"in the commit abc of the data set .*: name the revision that it began with"):
         batches.load_state_dict(state)
-    # Runs from before conversations' commits were kept have none.
-    batches = loader(files(corpus), tokenizer)
-    batches._identity["revision"] = "abc"
-    batches.load_state_dict(batches.state_dict() | {"revision": ""})
 
 
 def test_a_resumed_run_reads_the_commits_that_it_began_with():
@@ -459,7 +446,5 @@ def test_a_resumed_run_reads_the_commits_that_it_began_with():
     mixed = DataConfig(kind="mixture", sources=parts)
     found = at_saved_commits(mixed, {"revision": "abc, def"})
     assert [each.revision for each in found.sources] == ["abc", "", "def"]
-    # From before conversations' commits were kept.
-    assert [each.revision for each in at_saved_commits(mixed, {"revision": "abc"}).sources] == ["abc", "", ""]
     named = replace(mixed, sources=[replace(parts[0], revision="main"), *parts[1:]])
     assert at_saved_commits(named, {"revision": "abc, def"}).sources[0].revision == "abc"

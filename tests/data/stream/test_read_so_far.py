@@ -128,19 +128,3 @@ def test_another_number_of_files_is_refused(corpus, tokenizer):
     (corpus / "3.jsonl").write_text("\n".join(rows(3)))
     with pytest.raises(UserError, match=r"has 4 files, and had 3 when the run was saved"):
         run(corpus, tokenizer, 1, state)
-
-
-def test_a_position_that_knows_files_by_name_still_resumes(corpus, tokenizer):
-    whole, _ = run(corpus, tokenizer, 40)
-    with open_loader(corpus, tokenizer) as loader:
-        for _ in range(30):
-            next(loader)
-        state = loader.state_dict()
-        (plan,) = loader.plans
-    del state["files"], state["held"], state["streams"][0]["read"]
-    state |= {"version": 2, "text": [plan.earlier_fingerprint]}
-    rest, _ = run(corpus, tokenizer, 10, state)
-    assert np.array_equal(rest, whole[30:])
-    (corpus / "0.jsonl").write_text('{"text": "new"}\n' * 30)
-    with pytest.raises(UserError, match="files were added, removed or changed since"):
-        run(corpus, tokenizer, 1, state)

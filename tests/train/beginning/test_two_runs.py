@@ -80,7 +80,6 @@ def test_a_run_goes_on_with_the_weights_that_taught_it(whole):
     config = config_of()
     component.run = SimpleNamespace(config=config, objective=DistillObjective(config.distill, None, teacher_digest="x"))
     component.load_state_dict({"digest": "x"})
-    component.load_state_dict({})  # of a run from before it was noted
     with pytest.raises(UserError, match="are not those that the run was taught by: bring them back, or begin anew"):
         component.load_state_dict(state)
 

@@ -73,7 +73,7 @@ def test_a_document_that_is_scored_may_not_be_trained_on(corpus, tmp_path):
 def test_everybody_has_the_same_time_and_is_scored_alike(corpus, tmp_path, capfd):
     second = write_corpus(tmp_path / "second.jsonl", 40, seed=12)
     words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", f"bench.second_text={second}"]
-    words += ["optim=muon", "bench.learning_rates=[3e-3]", "bench.window=32"]
+    words += ["optim=muon", "bench.learning_rates=[3e-3]", "bench.trainer_tokens=[128]", "bench.window=32"]
     for minutes in MINUTES:
         code = code_of([*words, f"minutes={minutes}"])
         if code is None:
@@ -111,7 +111,7 @@ def test_a_contender_that_fails_is_named_and_the_others_are_scored(corpus, tmp_p
     assert next(code for code in codes if code is not None) == 1
     record = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert [run["name"] for run in record["runs"]] == ["ours"]
-    assert "no tokenizer today" in record["failed"]["nanochat depth 4"]
+    assert "no tokenizer today" in record["failed"]["nanochat depth 4, 2,048 tokens a step"]
 
 
 @pytest.mark.slow
@@ -278,7 +278,7 @@ def test_how_many_iterations_fit():
         ("bench.nanochat=/nowhere", "no checkout of nanochat"),
         ("bench.nanochat_lr_factors=[0]", "at least one positive factor"),
         ("bench.nanochat_tokens=[0]", "one token or more"),
-        ("bench.trainer_tokens=0", "one token or more"),
+        ("bench.trainer_tokens=[0]", "one token or more"),
         ("bench.learning_rates=[]", "at least one positive rate"),
         ("bench.second_text=/nowhere.txt", "there is no such file"),
     ],
@@ -327,8 +327,8 @@ def test_the_trainer_can_have_a_vocabulary_and_a_step_of_its_own():
     words = [*OPTIONS, "train.seq_len=32", "train.micro_batch=4", "train.grad_accum=4"]
     as_ours = hf_trainer.its_options(load(BenchRecipeConfig, "bench_recipe", words))
     assert (as_ours.train.micro_batch, as_ours.train.grad_accum) == (4, 4)
-    asked = load(BenchRecipeConfig, "bench_recipe", [*words, "bench.trainer_vocab=400", "bench.trainer_tokens=192"])
-    own = hf_trainer.its_options(asked)
+    asked = load(BenchRecipeConfig, "bench_recipe", [*words, "bench.trainer_vocab=400"])
+    own = hf_trainer.its_options(asked, 192)
     assert own.tokenizer.vocab_size == 400 != as_ours.tokenizer.vocab_size
     assert (own.train.micro_batch, own.train.grad_accum, own.train.tokens_per_step) == (3, 2, 192)
     assert own.model == as_ours.model
@@ -336,11 +336,9 @@ def test_the_trainer_can_have_a_vocabulary_and_a_step_of_its_own():
 
 def test_a_step_has_whole_sequences():
     train = TrainConfig(max_steps=1, seq_len=512, micro_batch=6)
-    assert passes_of_a_step("bench.nanochat_tokens", 8192, train) == (4, 4)
-    with pytest.raises(
-        UserError, match=r"bench\.nanochat_tokens: 5000 is no multiple of the sequences' 512; 5120 would"
-    ):
-        passes_of_a_step("bench.nanochat_tokens", 5000, train)
+    assert passes_of_a_step(8192, train) == (4, 4)
+    assert passes_of_a_step(5000, train) == passes_of_a_step(5120, train) == (5, 2)
+    assert passes_of_a_step(100, train) == (1, 1)
 
 
 def test_nanochats_rates_are_multiplied_by_their_own_defaults():

@@ -17,7 +17,7 @@ from slm.train.objective.distillation import DistillObjective
 from slm.train.objective.objective import CROSS_ENTROPY
 from slm.train.objective.reference import frozen_copy
 from slm.train.objective.sampled_softmax import draw
-from slm.train.objective.soft_targets import SparseTargets, sample
+from slm.train.objective.soft_targets import HeadRows, SparseTargets, sample
 from slm.train.objective.teacher import ModelTeacher
 from slm.train.qat.fake_quant import FakeQuant
 from slm.train.step import train_step
@@ -140,12 +140,12 @@ def test_gradients_of_sparse_targets_are_right_on_average(kind):
         kl = 0.0
 
         class Head:
-            def passes(self, losses):
+            def over_logits(self, losses):
                 def soften(dlogits, losses_R, rows):
                     nonlocal kl
-                    kl += soft.correct(dlogits, losses_R, targets[rows], rows, weight=1.0, share=1.0)
+                    kl += soft.correct(HeadRows(rows, dlogits, losses_R, targets[rows], 1.0), share=1.0)
 
-                return [HeadPass(1.0, soften=soften)]
+                return HeadPass(1.0, soften=soften)
 
         if kind == "torch":
             return head_gradients(x, model.head_weight_VD, targets, Head())[0], kl

@@ -3,17 +3,13 @@
 Damaged checkpoints: tests/slm/model/test_checkpoint.py. Whole runs: tests/train/test_resume.py.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from slm.configuration import build, load_config, to_dict
-from slm.data.config import TokenizerConfig
+from slm.configuration import build, load_config
 from slm.data.errors import UserError
-from slm.data.stream.loader import Loader, validation_blocks
-from slm.data.tokenizers.make import make_tokenizer
 from slm.removed_options import without_removed
 from slm.runs import list_checkpoints
 from slm.train import autobatch
@@ -22,7 +18,6 @@ from slm.train.resolve import resolve
 from slm.train.run.resume import (
     back_up_later_checkpoints,
     check_unchanged,
-    keep_cutting,
     named_checkpoint,
     remove_rolled_back,
     set_aside_rolled_back,
@@ -100,46 +95,6 @@ def test_what_a_rollback_renamed_goes_when_the_run_has_passed_it(tmp_path):
     ]
     set_aside_rolled_back(tmp_path, folder / "step-00000020")
     assert (folder / "step-00000026.rolled-back").is_dir()
-
-
-EARLIER = {  # saved, and computed, by the version before one file was one document
-    "version": 2, "split": "train", "seq_len": 64, "seed": 3, "shuffle_buffer": 1024, "workers": 1, "rank": 0,
-    "world_size": 1, "tokenizer": "257 ids, 891c400a0588e849", "revision": "", "text": ["9c76db77a06de3aa"], "turn": 0,
-    "streams": [{
-        "documents": {
-            "group": 0, "index": 0, "start": {
-                "epoch": 0, "seen": False, "at": {"part": 0, "record": 0, "ordinal": 0, "at": None}
-            },
-        },
-        "offset": 1792,
-    }],
-}  # fmt: skip
-EARLIER_BATCHES = "fdc7b999b011fd006fc5ccb0354aac31c6934c4119dafe34b7735530139810d1"
-EARLIER_VALIDATION = "e0380f3fd09c6a112313037c66ad7a2277658c42324659bdf5059bf0d82c37da"
-
-
-def test_a_run_from_before_one_file_was_one_document_reads_the_same_batches(tmp_path):
-    paragraphs = [f"Paragraph {i}. " + " ".join(str(i * j % 97) for j in range(60)) for i in range(300)]
-    (tmp_path / "old.txt").write_text("\n\n".join(paragraphs))
-    words = ["preset=tiny", "data=local", f"data.files=[{tmp_path / 'old.txt'}]"]
-    older = load_config("train", words)
-    del older["data"]["separator"]
-    older["data"]["document_chars"] = 65536
-    config = resolve(words, autobatch.choose_micro_batch)
-    check_unchanged(older, config, tmp_path)
-    data, _ = keep_cutting(config.data, older)
-    assert data.document_chars == 2048
-    tokenizer = make_tokenizer(TokenizerConfig(kind="bpe", vocab_size=257), lambda: iter(["ab"]))
-    loader = Loader(data, tokenizer, seq_len=64, micro_batch=4, seed=3, workers=0)
-    loader.load_state_dict(EARLIER)
-    assert hashlib.sha256(b"".join(next(loader).tobytes() for _ in range(200))).hexdigest() == EARLIER_BATCHES
-    blocks = validation_blocks(data, tokenizer, 64, 1000, 3)
-    assert hashlib.sha256(blocks.tobytes()).hexdigest() == EARLIER_VALIDATION
-    # From now on the run's own number is saved, and the same command goes on with it.
-    again, _ = keep_cutting(config.data, {**older, "data": to_dict(data)})
-    assert again == data
-    with pytest.raises(UserError, match=r"data\.document_chars was 2048, now 4096"):
-        check_unchanged(older, resolve([*words, "data.document_chars=4096"], autobatch.choose_micro_batch), tmp_path)
 
 
 def test_a_checkpoint_from_elsewhere_sets_aside_the_runs_own_from_its_step_on(tmp_path):
