@@ -16,7 +16,7 @@ thousand tokens (measured: 0.37 s for 4 rows, 0.71 s for 64)."""
 _SINGLE_ROWS = 2.0
 """What a row costs that goes by itself, in rows of a tile (measured: 1.8 with 24 layers, 16 rows behind 256 tokens)."""
 _TILE_LATE = 1.5
-"""A whole tile is taken where it takes at most so many times what it should: a stream without prompts is late by a
+"""A whole tile is taken where it takes up to this factor longer than it should: a stream without prompts is late by a
 decode step, too. Above, rows go by themselves."""
 _FIRST = 64
 """Before anything is measured."""

@@ -59,10 +59,10 @@ class Counters:
     cached_tokens: int = 0
     """Prompt tokens that were in the prefix cache."""
     prefill_s: float = 0.0
-    """Of all prompts, from their slots to their ends."""
+    """Seconds of all prompts, from their slots to their ends."""
     completion_tokens: int = 0
     decode_s: float = 0.0
-    """Of finished sequences, from the ends of their prompts."""
+    """Seconds of finished sequences, from the ends of their prompts."""
     drafted_tokens: int = 0
     """Draft tokens that were verified, of finished sequences."""
     accepted_tokens: int = 0

@@ -51,7 +51,7 @@ class ModelSource(Protocol):
         """``pull``, with the bytes that are there and those in all (0: not known yet)."""
 
     def how_far(self, word: str) -> str:
-        """Of one that is being fetched, for a message."""
+        """How far one is that is being fetched, for a message."""
 
 
 class Loaded:

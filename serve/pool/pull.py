@@ -1,6 +1,6 @@
 """Models of the Hugging Face Hub that requests name (``serve.pull``), downloaded into the Hub's own cache.
 
-A download runs in a process of its own: it ends with the server at any moment, and the Hub's client takes no memory
+A download runs in another process: it ends with the server at any moment, and the Hub's client takes no memory
 here. That process writes a line of JSON for each thing that it has to say.
 
 Tested in tests/serve/pool/test_pull.py.
@@ -38,7 +38,7 @@ _REPORT_S = 0.5
 
 @dataclass
 class Progress:
-    """Of a download, in bytes."""
+    """How far a download is, in bytes."""
 
     completed: int = 0
     total: int = 0
@@ -84,7 +84,7 @@ class Puller:
             raise ModelNotLoadedError(self._failed[word][1])
 
     def how_far(self, word: str) -> str:
-        """Of a download, for a message: `` (1 MB of 5 MB)``, or nothing."""
+        """How far a download is, for a message: `` (1 MB of 5 MB)``, or nothing."""
         done = self.progress.get(word)
         return f" ({size(done.completed)} of {size(done.total)})" if done is not None and done.total else ""
 

@@ -41,7 +41,7 @@ def open_stream(server, **body):
 
 
 def quiet_and_busy(server) -> tuple[float, float, list[float]]:
-    """Of a stream: the 99th percentile of the seconds between two texts, without the load and with it. And the seconds
+    """The 99th percentile of the seconds between two texts of a stream, without the load and with it, and the seconds
     to the first bytes of what came meanwhile."""
     connection, _ = open_stream(server, prompt="once upon a time", max_tokens=4000, temperature=0, ignore_eos=True)
 
@@ -86,7 +86,7 @@ class Load:
                     data = data[-64:] + connection.recv(1 << 16)
 
     def first_bytes(self) -> list[float]:
-        """Of all; there is one of each kind at least."""
+        """All of them, one of each kind at least."""
         while not all(self.first.values()):
             time.sleep(0.01)
         return [seconds for each in self.first.values() for seconds in each]
