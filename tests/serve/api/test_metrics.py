@@ -89,7 +89,7 @@ def test_what_is_counted_over_http(server):
 
 
 def test_llama_servers_names(server):
-    """They are those of the answers' timings, also where the prompt is cached."""
+    """They equal the answers' timings, also where the prompt is cached."""
     body = {"prompt": "the quick brown fox jumps over the lazy dog " * 3, "n_predict": 4, "ignore_eos": True}
     before, timings = server.metrics(), []
     for _ in range(2):
