@@ -71,7 +71,7 @@ ORDER = {
     ),
     "export": ("target", "config", "gguf", "auto", "rounding", "pipeline", "interchange", "bench"),
     "serve": ("grammar", "tools", "engine", "chat_template", "config", "pool", "api", "__main__"),
-    "serve.api": ("errors", "openai", "anthropic", "native", "ollama", "routes", "app", "server"),
+    "serve.api": ("errors", "core", "openai", "anthropic", "native", "ollama", "routes", "app", "server"),
 }
 """Folders and modules from the bottom to the top: each may import only what stands before it. Those that are not named
 may stand anywhere, as long as there is no circle."""
@@ -222,6 +222,15 @@ def test_folders_import_only_what_stands_before_them(folder):
     for upper in order:
         later = set(order[order.index(upper) + 1 :])
         assert not edges[upper] & later, f"{folder}.{upper} imports {edges[upper] & later}, which stand above it"
+
+
+@pytest.mark.parametrize("name", ["openai", "anthropic", "ollama", "native"])
+def test_apis_translate_to_the_core_and_know_nothing_of_each_other(name):
+    others = {"openai", "anthropic", "ollama", "native"} - {name}
+    edges = folder_graph("serve.api")
+    assert "core" in edges[name]
+    assert not edges[name] & others
+    assert not edges["core"] & (others | {name, "routes"})
 
 
 @pytest.mark.parametrize("folder", folders())

@@ -1,6 +1,6 @@
 """Limits on connections: slow request heads, clients that stop reading, and the number of open connections.
 
-uvicorn has no limits in these places. Bodies have theirs in ``request_body.py``, streams in ``server_sent_events.py``.
+uvicorn has no limits in these places. Bodies have theirs in ``request_body.py``, streams in ``core/streaming.py``.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from slm.serve.api.core.fields import ModelRequest
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.fields import ModelRequest
 
 GENERATION = "Generation"
 TOKENS = "Tokens and embeddings"

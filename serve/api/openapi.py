@@ -14,21 +14,22 @@ from typing import Any, get_args, get_origin
 from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
-from slm.serve.api.anthropic.requests import MessagesRequest
-from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage
+from slm.serve.api.anthropic.requests import CountTokensRequest, MessagesRequest
+from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage, AnthropicTokens
 from slm.serve.api.client_fields import HEADER, RULES
+from slm.serve.api.core.requests import ChatRequest, CompletionRequest
+from slm.serve.api.core.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.api.described import GENERATION, MODELS, TOKENS, Post
 from slm.serve.api.errors import Error
 from slm.serve.api.native.described import GETS as NATIVE_GETS
 from slm.serve.api.native.described import POSTS as NATIVE_POSTS
 from slm.serve.api.native.described import SHAPES as NATIVE_SHAPES
+from slm.serve.api.native.shapes import InputTokens
 from slm.serve.api.ollama.described import GETS as OLLAMA_GETS
 from slm.serve.api.ollama.described import POSTS as OLLAMA_POSTS
 from slm.serve.api.ollama.described import SHAPES as OLLAMA_SHAPES
 from slm.serve.api.openai import response_shapes
-from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
-from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.config import ServerOptions
 
 _REF = "#/components/schemas/{model}"
@@ -117,6 +118,23 @@ _POSTS: dict[str, Post] = {
         error=AnthropicError,
         examples={"A question": {"messages": _HELLO, "max_tokens": 60, "system": "Be brief."}},
     ),
+    "/v1/responses/input_tokens": Post(
+        tag=TOKENS,
+        summary="How many tokens the prompt of a response has",
+        about="Takes what /v1/responses takes, and generates nothing.",
+        body=ResponsesRequest,
+        response=InputTokens,
+        examples={"A question": {"input": "Tell me of a fox."}},
+    ),
+    "/v1/messages/count_tokens": Post(
+        tag=TOKENS,
+        summary="How many tokens the prompt of Anthropic's form has",
+        about="Takes what /v1/messages takes, and generates nothing.",
+        body=CountTokensRequest,
+        response=AnthropicTokens,
+        error=AnthropicError,
+        examples={"A question": {"messages": _HELLO}},
+    ),
     "/v1/embeddings": Post(
         tag=TOKENS,
         summary="Texts as vectors",
@@ -174,6 +192,7 @@ _RESPONSES: list[type] = [
     response_shapes.Health,
     Error,
     *NATIVE_SHAPES,
+    AnthropicTokens,
     *OLLAMA_SHAPES,
 ]
 

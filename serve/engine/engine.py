@@ -269,6 +269,7 @@ class Engine:
         self._step_began = time.monotonic()
         try:
             events = self._expire() + self._add_constrained() + self._resume_late() + self._generate()
+            self._constraints.begin_masks()
             return events + self._embedder.step()
         finally:
             self._step_began = None
@@ -350,6 +351,7 @@ class Engine:
             admitted.admitted()
             if admitted.request.return_progress:
                 events.append(admitted.progress())
+        self._constraints.begin_masks()
         try:
             try:
                 last_rows = self._runner.run(plan)

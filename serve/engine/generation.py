@@ -14,7 +14,7 @@ import numpy as np
 
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
-from slm.serve.engine.batch_plan import Chunk
+from slm.serve.engine.batch_plan import Chunk, Sequence
 from slm.serve.engine.messages import (
     Delta,
     Failure,
@@ -26,7 +26,6 @@ from slm.serve.engine.messages import (
     StoppedBy,
     TokenLogprob,
 )
-from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.tokenize import Detokenizer, tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 from slm.serve.grammar.constraints import Constraint

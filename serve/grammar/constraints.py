@@ -36,7 +36,7 @@ class Constraint:
     def __init__(self, matcher: LLMatcher, n_words: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros(n_words, np.uint32)
-        self._computed: Future[float] | None = None
+        self._computed: Future[None] | None = None
         self.slow = False
         """Whether the last mask took long."""
 
@@ -57,22 +57,17 @@ class Constraint:
         tokens = self._matcher.compute_ff_tokens()
         return [] if len(tokens) < least else tokens[: max(most, 0)]
 
-    def compute_in(self, thread: ThreadPoolExecutor) -> None:
-        """Begins to compute the mask of the next token."""
-        if self._computed is None:
-            self._computed = thread.submit(self._compute)
-
-    def _compute(self) -> float:
+    def _compute(self) -> None:
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
-        return time.thread_time() - began
+        self.slow = time.thread_time() - began > _SLOW_S
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether the mask is there, or none is being computed; waits for it."""
         if self._computed is None:
             return True
         try:
-            self.slow = self._computed.result(timeout_s) > _SLOW_S
+            self._computed.result(timeout_s)
         except TimeoutError:
             return False
         return True
@@ -86,6 +81,18 @@ class Constraint:
         if self._matcher.is_error():
             raise GrammarDeadEndError(_failure(self._matcher))
         return self._mask
+
+
+def compute(constraints: list[Constraint], thread: ThreadPoolExecutor) -> None:
+    """Begins to compute the masks of the next tokens, one after the other."""
+
+    def work() -> None:
+        for each in constraints:
+            each._compute()
+
+    computed = thread.submit(work)
+    for each in constraints:
+        each._computed = computed
 
 
 def _failure(matcher: LLMatcher) -> str:
@@ -103,6 +110,7 @@ class Constraints:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._pending: dict[str, Future[Constraint]] = {}
         self._compiler: ThreadPoolExecutor | None = None
+        self._next: list[Constraint] = []
         self._quick = deep_thread("mask")
         self._slow = deep_thread("slow-mask", _lower_priority)
 
@@ -129,7 +137,7 @@ class Constraints:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         constraint = Constraint(matcher.deep_copy(), (tokenizer.vocab_size + 31) // 32)
-        constraint.compute_in(self._quick)
+        compute([constraint], self._quick)
         return constraint
 
     def take_ready(self, *, patient: bool) -> list[tuple[str, Constraint | GrammarDeadEndError]]:
@@ -151,8 +159,18 @@ class Constraints:
             pending.cancel()
 
     def compute(self, constraint: Constraint) -> None:
-        """Begins to compute the next mask of a constraint."""
-        constraint.compute_in(self._slow if constraint.slow else self._quick)
+        """Has the next mask of a constraint computed from the next ``begin_masks`` on."""
+        if constraint.slow:
+            compute([constraint], self._slow)
+        else:
+            self._next.append(constraint)
+
+    def begin_masks(self) -> None:
+        """Begins to compute the masks that were asked for. A thread takes them together: to hand one over takes longer
+        than most masks do."""
+        if self._next:
+            compute(self._next, self._quick)
+            self._next = []
 
     def close(self) -> None:
         """Waits for the threads, which use the model."""

@@ -16,15 +16,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from slm.serve.grammar.errors import GrammarError
-from slm.serve.grammar.finite import check_ends
+from slm.serve.grammar.finite import loosened, possible
 from slm.serve.grammar.overlap import Overlap
 from slm.serve.grammar.patterns import FORMATS, translated
-from slm.serve.grammar.work import problem
+from slm.serve.grammar.work import problem_of_schema
 
 MAX_BYTES = 256 * 1024
 """Of a schema's text."""
 _MAX_DEPTH = 64
 """Levels of schemas within schemas; references are not counted."""
+_MAX_LOOSENED = 20
+"""Schemas that hold themselves, one after the other."""
 _EXACT = 2**53 - 1
 """Numbers up to this are the same in every JSON library."""
 
@@ -61,21 +63,40 @@ def enforceable(schema: Any, *, strict: bool, of_object: bool = False) -> tuple[
     ``GrammarError``, which names the place.
     """
     _check_size(schema)
-    made = _Converter(schema, strict=strict)
+    try:
+        out, said, warnings = _made(schema, strict=strict, of_object=of_object)
+    except GrammarError:
+        if strict:
+            raise
+        # Before the draft of 2019, what stands next to a reference said nothing.
+        out, said, warnings = _made(schema, strict=strict, of_object=of_object, alone=True)
+    if not said:
+        return out, warnings
+    anything: dict[str, Any] = {"type": "object"} if of_object or out.get("type") == "object" else {}
+    kind = "object" if anything else "value"
+    return anything, [*warnings, f"the schema is not enforced, any JSON {kind} is allowed: {said}"]
+
+
+def _made(schema: Any, *, strict: bool, of_object: bool, alone: bool = False) -> tuple[dict[str, Any], str, list[str]]:
+    """The schema, what llguidance has against it ("": nothing), and the warnings."""
+    made = _Converter(schema, strict=strict, alone=alone)
     out = made.convert()
     if of_object:
         if "type" in out and out["type"] != "object" and "object" not in out["type"]:
             raise GrammarError("it must be a schema of type 'object'")
         out = {**out, "type": "object"}
-    check_ends(out)
-    said = problem(json.dumps({"grammars": [{"json_schema": out}]}))
-    if not said:
-        return out, list(made.warnings)
-    if strict or "nsatisfiable" in said:
+    out = possible(out)
+    said = problem_of_schema(out)
+    for _ in range(_MAX_LOOSENED):
+        looser, places = loosened(out, said)
+        if not places:
+            break
+        for place in places:
+            made.relax(made.original(place), "what a schema that holds itself is combined with is not enforced")
+        out, said = looser, problem_of_schema(looser)
+    if said and (strict or "nsatisfiable" in said):
         raise GrammarError(f"the schema cannot be enforced: {said}")
-    anything: dict[str, Any] = {"type": "object"} if of_object or out.get("type") == "object" else {}
-    kind = "object" if anything else "value"
-    return anything, [*made.warnings, f"the schema is not enforced, any JSON {kind} is allowed: {said}"]
+    return out, said, list(made.warnings)
 
 
 def _check_size(schema: Any) -> None:
@@ -91,10 +112,11 @@ def _check_size(schema: Any) -> None:
 
 class _Converter:
     """Visits a schema and all that it refers to. ``closed`` is whether an object that names its properties has no
-    others: not where several schemas hold for one value, each of which names some."""
+    others: not where several schemas hold for one value, each of which names some. ``alone``: what stands next to a
+    reference is ignored."""
 
-    def __init__(self, document: Any, *, strict: bool) -> None:
-        self._document, self._strict = document, strict
+    def __init__(self, document: Any, *, strict: bool, alone: bool = False) -> None:
+        self._document, self._strict, self._alone = document, strict, alone
         self._overlap = Overlap(self._find)
         self._names: dict[tuple[str, bool], str] = {}
         """(pointer, closed) -> name of the definition."""
@@ -114,10 +136,19 @@ class _Converter:
             definitions[self._names[pointer, closed]] = self._visit(target, pointer[1:], 0, closed=closed)
         return {**out, "$defs": definitions} if definitions else out
 
-    def _relax(self, where: str, what: str) -> None:
+    def relax(self, where: str, what: str) -> None:
+        """Names what is not enforced at a JSON pointer; strictly, raises ``GrammarError``."""
         if self._strict:
             raise GrammarError(f"{_at(where)}: {what}")
         self.warnings[f"{_at(where)}: {what}"] = None
+
+    def original(self, place: str) -> str:
+        """The JSON pointer of a place in what ``convert`` made."""
+        name, found, path = place.removeprefix("/$defs/").partition("/")
+        if place.startswith("/$defs/"):
+            pointer = next(pointer for (pointer, _), each in self._names.items() if each == name)
+            return f"{pointer[1:]}{found}{path}"
+        return place
 
     # -- one schema ----------------------------------------------------------------------------------------
 
@@ -130,9 +161,12 @@ class _Converter:
         if not isinstance(schema, dict):
             raise GrammarError(f"{_at(where)} must be a schema (an object or a boolean), not {_short(schema)}")
         if depth > _MAX_DEPTH:
-            self._relax(where, f"it is more than {_MAX_DEPTH} levels deep; any value is allowed")
+            self.relax(where, f"it is more than {_MAX_DEPTH} levels deep; any value is allowed")
             return {}
         own = self._known(schema, where)
+        if self._alone and "$ref" in own and len(own) > 1:
+            self.relax(where, f"{', '.join(sorted(own.keys() - {'$ref'}))} next to '$ref' is not enforced")
+            own = {"$ref": own["$ref"]}
         kinds = self._kinds(own, where, closed=closed)
         if kinds == []:
             return False
@@ -149,12 +183,13 @@ class _Converter:
         self._values(own, out, where)
         if "$ref" in own:
             out.update(self._reference(own["$ref"], where, closed=closed))
-            if out.keys() <= {"$ref", "type"} and out.get("type") == self._type_behind(own["$ref"]):
-                # llguidance cannot combine a schema that refers to itself with others: not with what it says anyway.
+            if out.keys() <= {"$ref", "type"} and out.get("type") == self._type_behind({"$ref": own["$ref"]}):
                 out.pop("type", None)
         for keyword in ("anyOf", "oneOf"):
             if keyword in own:
                 choice = self._choice(keyword, own[keyword], where, depth, closed=closed)
+                if out.keys() == {"type"} and all(self._type_behind(each) == out["type"] for each in own[keyword]):
+                    out.pop("type")
                 if "anyOf" in out:
                     all_of.append({"anyOf": choice})
                 else:
@@ -185,14 +220,14 @@ class _Converter:
                 own[keyword] = value
             elif keyword in _NOT_ENFORCED:
                 if keyword not in ("minContains", "maxContains") or "contains" in schema:
-                    self._relax(where, f"{keyword!r} is not enforced")
+                    self.relax(where, f"{keyword!r} is not enforced")
             elif keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
-                self._relax(where, f"{keyword!r} is not a keyword of JSON Schema and is ignored")
+                self.relax(where, f"{keyword!r} is not a keyword of JSON Schema and is ignored")
         if "unevaluatedProperties" in own:
             rest = own.pop("unevaluatedProperties")
             if rest is not True and rest != {}:
                 if own.keys() & {"anyOf", "oneOf", "allOf", "$ref"} or rest is not False:
-                    self._relax(where, "'unevaluatedProperties' is not enforced")
+                    self.relax(where, "'unevaluatedProperties' is not enforced")
                 else:
                     own.setdefault("additionalProperties", False)
         return own
@@ -206,7 +241,7 @@ class _Converter:
                 raise GrammarError(f"{_at(where)}: type must be one of {', '.join(TYPES)}, or a list of them")
             unknown = next((each for each in kinds if each not in TYPES), None)
             if unknown is not None:
-                self._relax(where, f"type {unknown[:40]!r} is not one of {', '.join(TYPES)}; any type is allowed")
+                self.relax(where, f"type {unknown[:40]!r} is not one of {', '.join(TYPES)}; any type is allowed")
                 kinds = None
         elif closed and not own.keys() & (_COMBINING | {"not"}):
             # Keywords that belong to one type stand for that type.
@@ -231,7 +266,7 @@ class _Converter:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if isinstance(kinds, list) and kinds and all(each in TYPES for each in kinds) and "integer" not in kinds:
             return set(kinds)
-        self._relax(where, "'not' is not enforced")
+        self.relax(where, "'not' is not enforced")
         return set()
 
     def _values(self, own: dict[str, Any], out: dict[str, Any], where: str) -> None:
@@ -242,7 +277,7 @@ class _Converter:
             if not isinstance(values, list) or not values:
                 raise GrammarError(f"{_at(where)}: enum must be a list of values")
             if any(_has_large_number(each) for each in values):
-                self._relax(where, f"{keyword!r} with a number beyond 2^53 is not enforced")
+                self.relax(where, f"{keyword!r} with a number beyond 2^53 is not enforced")
             else:
                 out[keyword] = own[keyword]
 
@@ -254,7 +289,7 @@ class _Converter:
         try:
             pointer = self._followed(self._local(pointer))
         except GrammarError as error:
-            self._relax(where, f"{error}; any value is allowed")
+            self.relax(where, f"{error}; any value is allowed")
             return {}
         name = self._names.get((pointer, closed))
         if name is None:
@@ -262,12 +297,17 @@ class _Converter:
             self._todo.append((pointer, closed))
         return {"$ref": f"#/$defs/{name}"}
 
-    def _type_behind(self, reference: str) -> Any:
+    def _type_behind(self, schema: Any) -> Any:
+        """The type that a schema names, or the one to which it refers: it need not be said once more next to it, and
+        llguidance cannot combine a schema that refers to itself with another."""
         try:
-            target = self._find(self._followed(self._local(reference)))
+            for _ in range(_MAX_DEPTH):
+                if not isinstance(schema, dict) or "type" in schema or not isinstance(schema.get("$ref"), str):
+                    break
+                schema = self._find(self._followed(self._local(schema["$ref"])))
         except GrammarError:
             return None
-        return target.get("type") if isinstance(target, dict) else None
+        return schema.get("type") if isinstance(schema, dict) else None
 
     def _local(self, reference: str) -> str:
         """The JSON pointer within this document, ``#/...``, to which a reference leads."""
@@ -319,7 +359,7 @@ class _Converter:
         if keyword == "oneOf":
             pair = self._overlap.pair(value)
             if pair is not None:
-                self._relax(
+                self.relax(
                     where,
                     f"oneOf is enforced where no value can fit two of its schemas; {pair[0]} and {pair[1]} may "
                     "overlap, and it counts as anyOf",
@@ -340,10 +380,15 @@ class _Converter:
             if name in FORMATS:
                 patterns.append(translated(f"^({FORMATS[name]})$"))
             elif name == "regex":
-                self._relax(where, "'format' 'regex' is not enforced")
+                self.relax(where, "'format' 'regex' is not enforced")
             else:
                 # A name that JSON Schema does not know is a note by its rules; so it does not count as relaxed.
                 self.warnings[f"{_at(where)}: 'format' {name[:40]!r} is not one of JSON Schema's and is ignored"] = None
+        both = [{"type": "string", "pattern": each} for each in patterns]
+        if len(both) > 1 and problem_of_schema({"allOf": both}):
+            # The pattern is the narrower of the two, as a rule.
+            self.relax(where, f"'format' {own['format'][:40]!r} next to 'pattern' is not enforced")
+            del patterns[1:]
         if patterns:
             out["pattern"] = patterns[0]
             all_of += [{"type": "string", "pattern": each} for each in patterns[1:]]
@@ -354,10 +399,10 @@ class _Converter:
         try:
             made = translated(pattern)
             schema = {"type": "string", "pattern": made}
-            if said := problem(json.dumps({"grammars": [{"json_schema": schema}]})):
+            if said := problem_of_schema(schema):
                 raise GrammarError(said)
         except GrammarError as error:
-            self._relax(where, f"'pattern' {pattern[:100]!r} is not enforced: {error}")
+            self.relax(where, f"'pattern' {pattern[:100]!r} is not enforced: {error}")
             return []
         return [made]
 
@@ -369,11 +414,13 @@ class _Converter:
                 raise GrammarError(f"{_at(where)}: {keyword} must be a number")
             if keyword == "multipleOf" and value <= 0:
                 raise GrammarError(f"{_at(where)}: multipleOf must be above 0")
-            out[keyword] = value
+            far = not is_flag and abs(value) > _EXACT and (value < 0) == keyword.lower().endswith("minimum")
+            if not far or keyword == "multipleOf":
+                out[keyword] = value
         kinds = out.get("type", [])
         if "number" in kinds or "integer" in kinds or kinds == "number" or kinds == "integer":
             low, high = (
-                [own[key] for key in keys if isinstance(own.get(key), int | float) and own.get(key) is not True]
+                [out[key] for key in keys if isinstance(out.get(key), int | float) and out.get(key) is not True]
                 for keys in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum"))
             )
             if not low and all(each > -_EXACT for each in high):
@@ -386,6 +433,9 @@ class _Converter:
         at = "prefixItems"
         if isinstance(rest, list):
             first, rest, at = rest, own.get("additionalItems"), "items"
+        if isinstance(first, dict):
+            self.relax(where, "'prefixItems' is one schema and not a list of them; it counts as 'items'")
+            first, rest = [], first if rest is None or rest == {} else rest
         if not isinstance(first, list):
             raise GrammarError(f"{_at(where)}: prefixItems must be a list of schemas")
         low, high = self._bounds(own, out, "minItems", "maxItems", where)
@@ -400,7 +450,7 @@ class _Converter:
         if rest is not None:
             out["items"] = self._visit(rest, f"{where}/items", depth + 1, closed=closed)
         if own.get("uniqueItems") is True and (high is None or high > 1):
-            self._relax(where, "'uniqueItems' is not enforced: items may repeat")
+            self.relax(where, "'uniqueItems' is not enforced: items may repeat")
 
     def _object(self, own: dict[str, Any], out: dict[str, Any], where: str, depth: int, *, closed: bool) -> None:
         named = {}
@@ -421,12 +471,11 @@ class _Converter:
         more: Any = own.get("additionalProperties")
         if more is None:
             more = not (closed and (properties or by_pattern or "properties" in own))
-        if more is False and not by_pattern:
-            properties |= {
-                name: {} for name in required if name not in properties and "additionalProperties" not in own
-            }
         more = self._visit(more, f"{where}/additionalProperties", depth + 1, closed=closed)
         by_pattern, more = self._patterns_of_names(by_pattern, more, where)
+        if more is False and "additionalProperties" not in own:
+            unnamed = [name for name in dict.fromkeys(required) if name not in properties]
+            properties |= {name: {} for name in unnamed if not _allows(by_pattern, name)}
         if "propertyNames" in own:
             by_pattern, more = self._names_of_properties(own["propertyNames"], properties, by_pattern, more, where)
         if properties or "properties" in own:
@@ -450,8 +499,8 @@ class _Converter:
                 made[found[0]] = schema
         if len(made) > 1:
             test = {"type": "object", "patternProperties": {each: {} for each in made}}
-            if problem(json.dumps({"grammars": [{"json_schema": test}]})):
-                self._relax(where, "'patternProperties' is enforced where no name fits two patterns; any are allowed")
+            if problem_of_schema(test):
+                self.relax(where, "'patternProperties' is enforced where no name fits two patterns; any are allowed")
                 return {}, {}
         return made, more
 
@@ -484,7 +533,7 @@ class _Converter:
                 return {found[0]: more}, False
             if pattern is not None:
                 return by_pattern, more
-        self._relax(where, "'propertyNames' is not enforced")
+        self.relax(where, "'propertyNames' is not enforced")
         return by_pattern, more
 
     def _counts(
@@ -506,12 +555,12 @@ class _Converter:
             out.pop("maxProperties", None)
         left = {key: out[key] for key in ("minProperties", "maxProperties") if key in out}
         all_needed = set(properties) <= set(required)
-        if left and not all_needed and any(value > 1 for value in left.values()):
+        if left and not all_needed and (free or any(value > 1 for value in left.values())):
             for keyword in left:
                 del out[keyword]
-                self._relax(where, f"{keyword!r} is enforced where all properties are required; it is ignored")
+                self.relax(where, f"{keyword!r} is enforced where all properties are required; it is ignored")
         elif free and left.get("minProperties", 0) > 1:
-            self._relax(where, "'minProperties' counts names that may repeat")
+            self.relax(where, "'minProperties' counts names that may repeat")
 
     def _bounds(
         self, own: dict[str, Any], out: dict[str, Any], low_name: str, high_name: str, where: str
@@ -533,6 +582,14 @@ class _Converter:
         if high is not None and high < low:
             raise GrammarError(f"{_at(where)}: {high_name} is smaller than {low_name}")
         return low, high
+
+
+def _allows(by_pattern: Mapping[str, Any], name: str) -> bool:
+    """Whether a name fits one of these patterns, as ``_pattern`` makes them."""
+    if not by_pattern:
+        return False
+    test = {"type": "object", "patternProperties": {each: {} for each in by_pattern}, "required": [name]}
+    return not problem_of_schema({**test, "additionalProperties": False})
 
 
 def _has_large_number(value: Any) -> bool:

@@ -8,9 +8,11 @@ Tested in tests/serve/grammar/test_gbnf.py, tests/serve/engine/test_constraints.
 from __future__ import annotations
 
 import functools
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -51,6 +53,11 @@ def _checker() -> ThreadPoolExecutor:
 def problem(grammar: str) -> str:
     """Why llguidance cannot use a grammar; "" where it can. Checked grammars are remembered."""
     return _checker().submit(_problem, grammar).result()
+
+
+def problem_of_schema(schema: Any) -> str:
+    """The same for a JSON Schema."""
+    return problem(json.dumps({"grammars": [{"json_schema": schema}]}))
 
 
 def _problem(grammar: str) -> str:

@@ -96,9 +96,11 @@ class Backward:
         norms = work.buffer("norms", B * c.n_heads, 2, c.head_dim, dtype=torch.float32)
         d_norms = torch.zeros(2, c.head_dim)
         arguments = attention_arguments(work, index)
-        work.kernels.slm_attention_backward(
-            s.qkv, *arguments, s.attended, s.lse_BHT, d_attended, d_qkv, d_norms, heads, norms
-        )
+        qkv, out = work.spread("wide_qkv", s.qkv), work.spread("wide_attended", s.attended)
+        d_out, d_wide = self._wide_gradients(d_attended, d_qkv)
+        work.kernels.slm_attention_backward(qkv, *arguments, out, s.lse_BHT, d_out, d_wide, d_norms, heads, norms)
+        if work.rows:
+            work.rows.gather(d_wide, d_qkv)
         dh_ND = work.buffer("dh", *dx_ND.shape)
         self._input_gradient(d_qkv, work.qkv[index], dh_ND)
         h_ND = norm(work, layer.input_layernorm, x_ND, None)
@@ -118,7 +120,11 @@ class Backward:
         arguments, d_taps_WD = conv_arguments(work, conv), torch.empty(conv.taps_WD.shape)
         size = work.kernels.slm_short_conv_scratch(x_ND.shape[1], len(d_taps_WD))
         partial = work.buffer("partial_taps", size, dtype=torch.float32)
-        work.kernels.slm_short_conv_backward(s.qkv, d_mixed_ND, *arguments, d_bcx, d_taps_WD, partial)
+        d_out, d_wide = self._wide_gradients(d_mixed_ND, d_bcx)
+        bcx = work.spread("wide_qkv", s.qkv)
+        work.kernels.slm_short_conv_backward(bcx, d_out, *arguments, d_wide, d_taps_WD, partial)
+        if work.rows:
+            work.rows.gather(d_wide, d_bcx)
         dh_ND = work.buffer("dh", *dx_ND.shape)
         self._input_gradient(d_bcx, work.qkv[index], dh_ND)
         h_ND = norm(work, layer.input_layernorm, x_ND, None)
@@ -128,6 +134,12 @@ class Backward:
             _add_gradient(conv.conv.weight, d_taps_WD.T[:, None])
         run_hooks(conv.out_proj.weight, conv.in_proj.weight)
         norm_backward(work, layer.input_layernorm, dh_ND, x_ND, s.inverse_rms_1, dx_ND, dx_ND)
+
+    def _wide_gradients(self, d_attended: Tensor, d_qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """Every position's gradient of what attention returns, and memory for that of what it reads."""
+        work = self._work
+        d_out = work.wide("wide_d_attended", d_attended)
+        return work.rows.place(d_attended, d_out) if work.rows else d_out, work.wide("wide_d_qkv", d_qkv)
 
     def _add_qkv_gradients(self, attention: Attention, d_qkv: Tensor, h_ND: Tensor) -> None:
         """Those of queries, keys and values, whose columns of ``d_qkv`` [N, ...] follow one another."""

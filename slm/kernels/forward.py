@@ -64,7 +64,10 @@ class Forward:
         h_ND = norm(work, layer.input_layernorm, x_ND, s.inverse_rms_1)
         if isinstance(layer.mixer, ShortConv):
             self._linear(h_ND, work.qkv[index], s.qkv)
-            work.kernels.slm_short_conv(s.qkv, *conv_arguments(work, layer.mixer), s.attended)
+            bcx, out = work.spread("wide_qkv", s.qkv), work.wide("wide_attended", s.attended)
+            work.kernels.slm_short_conv(bcx, *conv_arguments(work, layer.mixer), out)
+            if work.rows:
+                work.rows.take(out, s.attended)
         else:
             self._attend(index, h_ND, s)
         if self._post_norms:
@@ -81,7 +84,10 @@ class Forward:
         self._linear(h_ND, work.qkv[index], s.qkv, residual=None if bias is None else s.qkv)
         size = work.kernels.slm_attention_scratch(B, T, c.n_kv_heads, c.head_dim)
         keys = work.buffer("keys", size, dtype=torch.int32)
-        work.kernels.slm_attention_forward(s.qkv, *attention_arguments(work, index), s.attended, s.lse_BHT, keys)
+        qkv, out = work.spread("wide_qkv", s.qkv), work.wide("wide_attended", s.attended)
+        work.kernels.slm_attention_forward(qkv, *attention_arguments(work, index), out, s.lse_BHT, keys)
+        if work.rows:
+            work.rows.take(out, s.attended)
 
     def gated(self, index: int, s: Activations, gate_up: tuple[Tensor | None, Tensor | None]) -> Tensor:
         """f(gate) * up [N, F] of the layer's middle; gate and up too where there is room for them."""

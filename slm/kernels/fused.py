@@ -26,6 +26,7 @@ from slm.kernels.workspace import Recompute, Workspace
 from slm.model.config import ModelConfig
 from slm.model.cross_entropy import IGNORED
 from slm.model.head_loss import HeadLoss
+from slm.model.layers.shared_rows import Rows, shared_rows
 from slm.model.transformer import LanguageModel
 
 
@@ -103,10 +104,12 @@ class Fused:
         ids and targets are int64 [B, T]; targets of -100 are not scored. ``starts_BT`` (int32) gives each position the
         first one of its sequence that it may see, never falling along a sequence; None: all before it. Frozen weights
         (``requires_grad`` false) get no gradient, and no time is spent on one. Hooks that
-        wait for a parameter's gradient (``register_post_accumulate_grad_hook``) run as under autograd.
+        wait for a parameter's gradient (``register_post_accumulate_grad_hook``) run as under autograd. Beginnings that
+        parts of the batch share are computed once (``slm/model/layers/shared_rows.py``).
         """
         n_scored = max(1, int((targets_BT != IGNORED).sum()))
-        return self._gradients(ids_BT, targets_BT, ScaledSum(scale / n_scored), starts_BT) / n_scored
+        rows = shared_rows(ids_BT, targets_BT, starts_BT)
+        return self._gradients(ids_BT, targets_BT, ScaledSum(scale / n_scored), starts_BT, rows) / n_scored
 
     @torch.no_grad()
     def head_gradients(
@@ -121,9 +124,12 @@ class Fused:
     @torch.no_grad()
     def losses(self, ids_BT: Tensor, targets_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
         """Every position's cross-entropy [B, T], f32 nats, 0 where not scored. Nothing is kept for a backward pass."""
-        self._prepare(ids_BT, targets_BT, starts_BT)
-        h_ND = self._forward.hidden_states(_flat(ids_BT))
-        return self._head.losses(h_ND, _flat(targets_BT)).view(targets_BT.shape)
+        rows = shared_rows(ids_BT, targets_BT, starts_BT)
+        self._prepare(ids_BT, targets_BT, starts_BT, rows)
+        losses_R = self._head.losses(self._forward.hidden_states(_flat(ids_BT, rows)), _flat(targets_BT, rows))
+        if rows is None:
+            return losses_R.view(targets_BT.shape)
+        return torch.zeros(targets_BT.numel()).index_copy_(0, rows.own, losses_R).view(targets_BT.shape)
 
     @torch.no_grad()
     def hidden_states(self, ids_BT: Tensor, *, starts_BT: Tensor | None = None) -> Tensor:
@@ -157,15 +163,30 @@ class Fused:
         autograd counts are noticed without it."""
         self._work.forget_weights()
 
-    def _gradients(self, ids_BT: Tensor, targets_BT: Tensor, head: HeadLoss, starts_BT: Tensor | None) -> float:
+    def _gradients(
+        self,
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        head: HeadLoss,
+        starts_BT: Tensor | None,
+        rows: Rows | None = None,
+    ) -> float:
         """Add every gradient of a loss of the logits. Returns the summed cross-entropy of the loss's last pass."""
-        self._prepare(ids_BT, targets_BT, starts_BT, learns=True)
-        ids_N, targets_N = _flat(ids_BT), _flat(targets_BT)
+        self._prepare(ids_BT, targets_BT, starts_BT, rows, learns=True)
+        ids_N, targets_N = _flat(ids_BT, rows), _flat(targets_BT, rows)
         nats, dx_ND = self._head.gradients(self._forward.keeping(ids_N), targets_N, head)
         self._backward.run(ids_N, dx_ND)
         return nats
 
-    def _prepare(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None, *, learns: bool = False) -> None:
+    def _prepare(
+        self,
+        ids_BT: Tensor,
+        targets_BT: Tensor,
+        starts_BT: Tensor | None,
+        rows: Rows | None = None,
+        *,
+        learns: bool = False,
+    ) -> None:
         """ValueError for what the kernels would read or write outside of their tensors."""
         for name, tensor, ndims in (("ids", ids_BT, (2, 3)), ("targets", targets_BT, (2,))):
             wrong = tensor.dtype != torch.int64 or tensor.ndim not in ndims or tensor.shape[:2] != ids_BT.shape[:2]
@@ -178,7 +199,7 @@ class Fused:
         if starts_BT is not None:
             _check_starts(starts_BT, ids_BT.shape[:2])
         self._work.keep_packed(self._keep_packed and not (learns and self._one_pass))
-        self._work.prepare(ids_BT, starts_BT)
+        self._work.prepare(ids_BT, starts_BT, rows)
 
 
 def _check_starts(starts_BT: Tensor, shape: torch.Size) -> None:
@@ -192,5 +213,6 @@ def _check_starts(starts_BT: Tensor, shape: torch.Size) -> None:
         raise ValueError("starts must not fall within a sequence")
 
 
-def _flat(tensor_BT: Tensor) -> Tensor:
-    return tensor_BT.flatten(0, 1).contiguous()
+def _flat(tensor_BT: Tensor, rows: Rows | None = None) -> Tensor:
+    tensor_N = tensor_BT.flatten(0, 1).contiguous()
+    return tensor_N if rows is None else tensor_N[rows.own]

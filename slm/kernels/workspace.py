@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from slm.kernels.native import Kernels
 from slm.kernels.packed import PackedWeights
+from slm.model.layers.shared_rows import Rows
 from slm.model.transformer import LanguageModel, local_starts, rope_tables
 
 Recompute = Literal["none", "mlp", "layer"]
@@ -21,9 +22,16 @@ class Activations:
     """What a layer's backward pass needs of its forward pass; ``recompute`` says what is computed again instead."""
 
     def __init__(
-        self, model: LanguageModel, B: int, T: int, recompute: Recompute, dtype: torch.dtype, *, is_conv: bool
+        self,
+        model: LanguageModel,
+        shape: tuple[int, int],
+        N: int,
+        recompute: Recompute,
+        dtype: torch.dtype,
+        *,
+        is_conv: bool,
     ) -> None:
-        c, N = model.config, B * T
+        (B, T), c = shape, model.config
 
         def empty(*shape: int) -> Tensor:
             return torch.empty(*shape, dtype=dtype)
@@ -55,6 +63,9 @@ class Workspace:
         """Told how much of a forward and backward pass is done, after each layer."""
         self.shape = (0, 0)
         """B and T of the batch."""
+        self.rows: Rows | None = None
+        """The positions that the layers compute; None: all."""
+        self._n_rows = 0
         self.activations: list[Activations] = []
         """By layer."""
         self._again: dict[bool, Activations] = {}
@@ -84,21 +95,26 @@ class Workspace:
             packed.kernels = kernels
         self.head.kernels = kernels.head
 
-    def prepare(self, ids_BT: Tensor, starts_BT: Tensor | None) -> None:
-        """Make ready for a batch of this shape and these starts of sequences, with the weights as they are now."""
+    def prepare(self, ids_BT: Tensor, starts_BT: Tensor | None, rows: Rows | None = None) -> None:
+        """Make ready for a batch of this shape and these starts of sequences, of which ``rows`` are computed (None:
+        all), with the weights as they are now."""
         for packed in self._all_packed():
             packed.check()
         B, T = ids_BT.shape[:2]
-        if self.shape != (B, T):
-            self.shape = (B, T)
-            self._buffers = {}
+        n_rows = B * T if rows is None else len(rows.own)
+        self.rows = rows
+        if (self.shape, self._n_rows) != ((B, T), n_rows):
+            self.shape, self._n_rows = (B, T), n_rows
+            self._buffers, self.activations, self._again = {}, [], {}  # given up before as much is taken again
             dtype = self.kernels.dtype
             kinds = [self.config.is_conv(index) for index in range(len(self.layers))]
             self.activations = [
-                Activations(self.model, B, T, self.recompute, dtype, is_conv=is_conv) for is_conv in kinds
+                Activations(self.model, self.shape, n_rows, self.recompute, dtype, is_conv=is_conv) for is_conv in kinds
             ]
             again = set(kinds) if self.recompute == "layer" else set()
-            self._again = {kind: Activations(self.model, B, T, "none", dtype, is_conv=kind) for kind in again}
+            self._again = {
+                kind: Activations(self.model, self.shape, n_rows, "none", dtype, is_conv=kind) for kind in again
+            }
             self._rope_TE = rope_tables(self.config, 0, T)
             self._local_rope_TE = rope_tables(self.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
@@ -120,6 +136,18 @@ class Workspace:
         if self.config.is_local(index):
             return self._local_rope_TE, self._local_starts_BT
         return self._rope_TE, self._starts_BT
+
+    def spread(self, name: str, x_RD: Tensor) -> Tensor:
+        """Every position's values [N, D], of those of the rows that are computed."""
+        return x_RD if self.rows is None else self.rows.spread(x_RD, self._wide(name, x_RD))
+
+    def wide(self, name: str, x_RD: Tensor) -> Tensor:
+        """Memory for every position's values [N, D]: ``x_RD`` itself where all positions are computed."""
+        return x_RD if self.rows is None else self._wide(name, x_RD)
+
+    def _wide(self, name: str, x_RD: Tensor) -> Tensor:
+        width = x_RD.shape[1]  # attention and short convolutions in one model have different ones
+        return self.buffer(f"{name}_{width}", self.shape[0] * self.shape[1], width)
 
     def buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Memory of this name, kept for this shape of batch, of the activations' dtype where none is named; its content

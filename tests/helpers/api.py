@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from slm.serve.api.core.parsing import parse
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.parsing import parse
 
 
 def error(cls, body):

@@ -36,7 +36,7 @@ def directives(text):
 
 
 def test_the_document_shows_the_committed_configuration(repository):
-    text = (repository / "docs" / "serving.md").read_text()
+    text = (repository / "docs" / "serving-operation.md").read_text()
     shown = directives(textwrap.dedent(re.search(r"^    upstream slm \{.*?(?=^\S)", text, re.M | re.S).group(0)))
     whole = directives((repository / "docs" / "deploy" / "nginx.conf").read_text())
     assert len(shown) > 15

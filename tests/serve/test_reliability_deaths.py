@@ -146,16 +146,18 @@ def test_an_engine_that_dies_again_while_it_starts(tmp_path, slow_path, start_se
 def test_told_to_end_it_drains_and_refuses_new(tmp_path, slow_path, start_server, number):
     """List, 23: what runs and what waits is finished, new connections are refused meanwhile, status 0.
 
-    The text is long, so that a fast processor has not ended it before it is told to end. A busy one takes longer than
-    the default drain for it, which is another test's matter.
+    The text that runs is long, so that a fast processor has not ended it before it is told to end. A busy one takes
+    longer than the default drain for it, which is another test's matter.
     """
     words = ("serve.slots=1", "serve.queue=2", "serve.drain_s=300")
-    body = {"prompt": "once upon a time", "max_tokens": 800, "ignore_eos": True, "stream": True}
+    body = {"prompt": "once upon a time", "ignore_eos": True, "stream": True}
     with (
         start_server(tmp_path / "log", slow_path, *words) as server,
         concurrent.futures.ThreadPoolExecutor(3) as pool,
     ):
-        answers = [pool.submit(ask, server, **body) for _ in range(3)]  # one slot: two of them wait
+        answers = [pool.submit(ask, server, max_tokens=1000, **body)]
+        server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 1)
+        answers += [pool.submit(ask, server, max_tokens=40, **body) for _ in range(2)]  # one slot: they wait
         server.wait(lambda: server.metrics()["slm_sequences_in_flight"] == 3)
         engine = server.engine_pid()
         server.process.send_signal(number)

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from slm.serve.api.core.parsing import parse
+from slm.serve.api.core.requests import ChatRequest, CompletionRequest
+from slm.serve.api.core.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.parsing import parse
-from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
-from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams

@@ -84,6 +84,7 @@ def tuning(
         rule.Findings(
             conversations=seen.distinct if seen else None,
             lengths=seen.lengths if seen else (),
+            shared=seen.shared if seen else 0,
             n_params=shape.n_params,
             context=shape.seq_len,
             optimizer="muon" if options.get("optim", own.optim.name) == "muon" else "adamw",

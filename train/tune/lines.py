@@ -10,7 +10,7 @@ from typing import Any
 from slm.report import duration
 from slm.train.config import RunConfig
 from slm.train.tune.look import Look
-from slm.train.tune.rule import HELD_OUT_FROM, Choice
+from slm.train.tune.rule import HELD_OUT_FROM, SHARES, Choice
 
 
 def plan(choice: Choice, seen: Look | None, *, max_minutes: float | None) -> str:
@@ -24,6 +24,8 @@ def plan(choice: Choice, seen: Look | None, *, max_minutes: float | None) -> str
         f"; {seen.distinct:,} conversations of {seen.mean_length:,.0f} tokens ({seen.scored:.0%} scored), each read "
         f"{choice.passes:,.1f} times"
     )
+    if seen.shared >= SHARES * seen.mean_length:
+        text += f"; {seen.shared:,} tokens at their beginning are the same and computed once in an update"
     if choice.patience:
         held_out = f"{choice.val_fraction:.1%} of them are held out, and " if choice.val_fraction else ""
         return f"{text}; {held_out}{choice.patience} validations in a row without improvement end the run"

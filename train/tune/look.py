@@ -6,6 +6,8 @@ Tested in tests/train/tune/test_look.py.
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from slm.data.chat.template import TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
@@ -36,6 +38,8 @@ class Look:
     """Tokens of those that were looked at."""
     scored: float
     """Tokens that are scored, as a share of all."""
+    shared: int = 0
+    """Tokens at their beginning that most of them share with others: a step computes these once."""
 
     @property
     def mean_length(self) -> float:
@@ -63,6 +67,8 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
     stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
     lengths: list[int] = []
     cut: list[int] = []
+    alike: list[int] = []
+    before: np.ndarray | None = None
     seen: set[float] = set()
     tokens = scored = records = looked_at = refused = too_long = 0
     why = ""
@@ -86,6 +92,11 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
         lengths.append(sum(len(ids) for ids, _ in parts))
         if fitting := in_block(parts, longest + 1):
             cut.append(sum(len(ids) for ids, _ in fitting))
+            if not pairs:  # both answers of a pair are computed whole
+                ids, unscored = fitting[0][0], int(np.argmax(fitting[0][1]))
+                if before is not None:
+                    alike.append(min(unscored, same_beginning(before, ids)))
+                before = ids
             tokens += cut[-1]
             scored += sum(int(each.sum()) for _, each in fitting)
             too_long += lengths[-1] > cut[-1]
@@ -119,4 +130,12 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
         distinct=max(1, round(len(seen) * usable)),
         lengths=tuple(cut),
         scored=scored / max(1, tokens),
+        shared=sorted(alike)[len(alike) // 4] if alike else 0,
     )
+
+
+def same_beginning(one: np.ndarray, other: np.ndarray) -> int:
+    """How many ids both begin with."""
+    length = min(len(one), len(other))
+    different = np.flatnonzero(one[:length] != other[:length])
+    return int(different[0]) if len(different) else length

@@ -18,7 +18,10 @@ MUON_STEPS = 256, 4096
 """The same for Muon, whose update costs more and gains less from small steps."""
 SHORT_STEP, SHORT_LR = 64, 2.0
 """Tokens of an AdamW step, and its learning rate in units of the usual one, where the time given is too short for
-``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md)."""
+``LEAST_UPDATES`` of the least step: forty facts in two minutes, 15 instead of 4 right (docs/results/chat.md).
+Steps of four conversations, whose shared beginning is computed once, learned no more in the same time."""
+SHARES = 1 / 4
+"""So much of a conversation is a shared beginning that the plan names."""
 UPDATES_IN_A_PASS = 150
 """A step is so small that one pass over the conversations has so many updates, down to the least step."""
 LEAST_UPDATES = 160
@@ -43,8 +46,8 @@ VALIDATIONS, FEW_VALIDATIONS = 10, 4
 """In a run, where conversations are held out; and where none are, so that they stop nothing."""
 PATIENCE = 3
 """Validations in a row without improvement after which a run with held-out conversations ends."""
-VALIDATION_SHARE = 0.1
-"""Of a run's time at most, for all its validations together."""
+VALIDATION_SHARE, FEW_VALIDATION_SHARE = 0.1, 0.03
+"""Of a run's time at most, for all its validations together; and where they stop nothing."""
 SCORING = 1 / 3
 """What a token costs in a validation, in units of a training token."""
 STEP_BETA2, STEP_TOKENS = 0.95, 4096
@@ -64,6 +67,8 @@ class Findings:
     """Different ones that training can read; None: their number is not known."""
     lengths: tuple[int, ...] = ()
     """Tokens of those that were looked at; a pair of answers counts as one."""
+    shared: int = 0
+    """Tokens at their beginning that they share, and that a pass computes once."""
     n_params: int
     context: int
     """Tokens of the base's context."""
@@ -130,10 +135,10 @@ def choose(found: Findings) -> Choice:
     steps = found.steps or steps
     if found.conversations is not None:
         passes = steps * own / max(1e-9, in_a_pass)
-    timed = min(steps, _steps_within(found, rows * (room or seq_len)))
+    timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len))))
     stops = held_out > 0 if found.held_out is None else found.held_out
     every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
-    scored = VALIDATION_SHARE * every * rows * (room or seq_len) / SCORING
+    scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(
         seq_len=seq_len,
         pack_tokens=room,
@@ -162,15 +167,25 @@ def _step_tokens(found: Findings) -> int:
         return most
     if _is_short(found):
         return SHORT_STEP
-    tokens = found.conversations * sum(found.lengths) / max(1, len(found.lengths))
-    return min(most, max(least, _rounded(tokens / UPDATES_IN_A_PASS)))
+    return min(most, max(least, _rounded(found.conversations * _mean(found) / UPDATES_IN_A_PASS)))
+
+
+def _mean(found: Findings) -> float:
+    return sum(found.lengths) / max(1, len(found.lengths))
+
+
+def _computed(found: Findings, tokens: int) -> int:
+    """How many of a step's tokens are computed: a beginning that its conversations share only once."""
+    if not found.shared:
+        return tokens
+    return tokens - round(found.shared * max(0.0, tokens / _mean(found) - 1))
 
 
 def _is_short(found: Findings) -> bool:
     """Whether the time given is too short for the least number of updates."""
     if found.seconds is None or found.optimizer == "muon" or found.conversations is None:
         return False
-    return _steps_within(found, LEAST_STEP) < LEAST_UPDATES
+    return _steps_within(found, _computed(found, LEAST_STEP)) < LEAST_UPDATES
 
 
 def _shape(found: Findings, step: int) -> tuple[int, int | None, int, int]:

@@ -21,10 +21,8 @@ from slm.serve.api.anthropic.response_shapes import (
     ThinkingContent,
     ToolUseContent,
 )
+from slm.serve.api.core.replies import Block, BlockBuilder, ReplyForm, prompt_progress
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.blocks import Block, BlockBuilder
-from slm.serve.api.openai.chat import ReplyForm
-from slm.serve.api.openai.response_builder import prompt_progress
 from slm.serve.engine.messages import PrefillProgress
 
 _ERROR_TYPES = {

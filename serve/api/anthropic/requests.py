@@ -11,9 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import Strict
-from slm.serve.api.openai.messages import (
+from slm.serve.api.core.fields import Strict
+from slm.serve.api.core.messages import (
     MAX_TOOLS,
     CalledFunction,
     Function,
@@ -25,7 +24,7 @@ from slm.serve.api.openai.messages import (
     ToolChoice,
     ToolName,
 )
-from slm.serve.api.openai.requests import (
+from slm.serve.api.core.requests import (
     MAX_MESSAGES,
     MAX_STOPS,
     ChatRequest,
@@ -35,6 +34,7 @@ from slm.serve.api.openai.requests import (
     StopString,
     Thinking,
 )
+from slm.serve.api.errors import ApiError
 
 _MAX_BLOCKS = 1024
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from slm.serve.api.openai.response_shapes import Warnings
+from slm.serve.api.core.shapes import Warnings
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from slm.serve.api.core.replies import Choice, ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.native.shapes import NativeChunk, NativeCompletion, StopType, TokenProbability
-from slm.serve.api.openai.response_builder import Choice, ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, SamplingParams, TokenLogprob
 
 _NO_SLOT = -1

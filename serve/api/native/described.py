@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from slm.serve.api.anthropic.requests import CountTokensRequest
-from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicTokens
+from slm.serve.api.core.requests import ChatRequest
 from slm.serve.api.described import TOKENS, Get, Post
 from slm.serve.api.native import shapes
 from slm.serve.api.native.requests import (
@@ -19,8 +18,6 @@ from slm.serve.api.native.requests import (
     ScoreRequest,
     SlotChange,
 )
-from slm.serve.api.openai.requests import ChatRequest
-from slm.serve.api.openai.responses import ResponsesRequest
 
 _TAG = "llama-server's own"
 _STREAM = "With `stream` the response is `text/event-stream`; the last event has `stop`: true and all figures."
@@ -39,7 +36,6 @@ SHAPES = [
     shapes.Rank,
     shapes.Scores,
     shapes.Success,
-    AnthropicTokens,
 ]
 POSTS: dict[str, Post] = {
     "/completion": Post(
@@ -80,23 +76,6 @@ POSTS: dict[str, Post] = {
         body=ChatRequest,
         response=shapes.InputTokens,
         examples={"A message": {"messages": _HELLO}},
-    ),
-    "/v1/responses/input_tokens": Post(
-        tag=TOKENS,
-        summary="How many tokens the prompt of a response has",
-        about="Takes what /v1/responses takes, and generates nothing.",
-        body=ResponsesRequest,
-        response=shapes.InputTokens,
-        examples={"A question": {"input": "Tell me of a fox."}},
-    ),
-    "/v1/messages/count_tokens": Post(
-        tag=TOKENS,
-        summary="How many tokens the prompt of Anthropic's form has",
-        about="Takes what /v1/messages takes, and generates nothing.",
-        body=CountTokensRequest,
-        response=AnthropicTokens,
-        error=AnthropicError,
-        examples={"A question": {"messages": _HELLO}},
     ),
     "/v1/rerank": Post(
         tag=TOKENS,

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from slm.serve.api.core.fields import MAX_TOKENS, ModelRequest, Strict, TokenId, check_tokens
+from slm.serve.api.core.requests import CompletionRequest
+from slm.serve.api.core.token_requests import MAX_INPUTS
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import MAX_TOKENS, ModelRequest, Strict, TokenId, check_tokens
-from slm.serve.api.openai.requests import CompletionRequest
-from slm.serve.api.openai.token_requests import MAX_INPUTS
 from slm.serve.engine.messages import ModelInfo
 
 _MAX_PROBS = 100

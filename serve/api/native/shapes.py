@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from slm.serve.api.openai.response_shapes import PromptProgress, Timings, Warnings
+from slm.serve.api.core.shapes import PromptProgress, Timings, Warnings
 
 StopType = Literal["none", "eos", "limit", "word"]
 

@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from slm.serve.api.core.replies import Message, ReplyForm, ResponseBuilder, finite, token_text
 from slm.serve.api.errors import Error
 from slm.serve.api.ollama.shapes import OllamaLogprob, OllamaTotals
-from slm.serve.api.openai.chat import Message, ReplyForm
-from slm.serve.api.openai.response_builder import ResponseBuilder, finite, token_text
 from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
 from slm.serve.tools.reply_reader import Piece, ReplyReader
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from slm.serve.api.core.fields import ModelRequest
 from slm.serve.api.described import Get, Post
 from slm.serve.api.ollama import requests, shapes
-from slm.serve.api.openai.fields import ModelRequest
 
 _TAG = "Ollama's"
 _STREAM = "Streams by default: lines of JSON, of which the last has `done`: true and all figures."

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from slm.serve.api.core.fields import ModelRequest, Strict
+from slm.serve.api.core.messages import MAX_TOOLS
+from slm.serve.api.core.requests import MAX_MESSAGES, MAX_TOP_LOGPROBS, ChatRequest, CompletionRequest
+from slm.serve.api.core.token_requests import MAX_INPUTS
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import ModelRequest, Strict
-from slm.serve.api.openai.messages import MAX_TOOLS
-from slm.serve.api.openai.requests import MAX_MESSAGES, MAX_TOP_LOGPROBS, ChatRequest, CompletionRequest
-from slm.serve.api.openai.token_requests import MAX_INPUTS
 
 _NO_EFFECT = {
     *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
-from slm.serve.api.openai.response_builder import ResponseBuilder, finite, prompt_progress, token_text
+from slm.serve.api.core.replies import Call, Message, ReplyForm, ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.openai.response_shapes import (
     ChatChoice,
     ChatChunkChoice,
@@ -21,52 +19,7 @@ from slm.serve.api.openai.response_shapes import (
     TopLogprob,
 )
 from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
-from slm.serve.tools.call_form import CallForm
-from slm.serve.tools.call_grammar import Reasoning
 from slm.serve.tools.reply_reader import Piece, ReplyReader
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplyForm:
-    """What a reply's text may hold besides content."""
-
-    calls: CallForm | None = None
-    """The form of tool calls; None where there can be none."""
-    reasoning: Reasoning = "none"
-
-
-@dataclass(kw_only=True)
-class Call:
-    """A tool call as far as it is known."""
-
-    id: str
-    name: str
-    arguments: str = ""
-
-
-@dataclass(kw_only=True)
-class Message:
-    """What a reply's text has become so far."""
-
-    reader: ReplyReader
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-
-    def take(self, event: Delta) -> list[Piece]:
-        """Adds what an event brings; returns it in pieces."""
-        pieces = self.reader.push(event.text, last=event.finish is not None)
-        for piece in pieces:
-            match piece.kind:
-                case "content":
-                    self.content.append(piece.text)
-                case "reasoning":
-                    self.reasoning.append(piece.text)
-                case "call":
-                    self.calls.append(Call(id=f"call_{secrets.token_hex(12)}", name=piece.text))
-                case "arguments":
-                    self.calls[-1].arguments += piece.text
-        return pieces
 
 
 class ChatCompletionBuilder(ResponseBuilder):

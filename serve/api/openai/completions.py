@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slm.serve.api.openai.response_builder import ResponseBuilder, finite, prompt_progress, token_text
+from slm.serve.api.core.replies import ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.openai.response_shapes import Completion, CompletionChoice, CompletionLogprobs
 from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, TokenLogprob
 

@@ -18,6 +18,7 @@ from typing import (
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
+from slm.serve.api.core.shapes import PromptProgress, Timings, Usage, Warnings
 from slm.serve.engine.messages import FinishReason, StoppedBy
 from slm.serve.pool.model_pool import State
 
@@ -33,51 +34,6 @@ _Fingerprint = Annotated[
 ]
 
 
-@_closed
-class PromptTokensDetails(TypedDict):
-    cached_tokens: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
-
-
-@_closed
-class CompletionTokensDetails(TypedDict):
-    accepted_prediction_tokens: NotRequired[Annotated[int, Field(description="draft tokens that were accepted")]]
-    rejected_prediction_tokens: NotRequired[Annotated[int, Field(description="draft tokens that were rejected")]]
-    reasoning_tokens: NotRequired[
-        Annotated[int, Field(description="tokens up to the event of the stream in which the reasoning ended")]
-    ]
-
-
-@_closed
-class Usage(TypedDict):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: NotRequired[
-        Annotated[
-            CompletionTokensDetails | None,
-            Field(default=None, description="present with draft tokens (serve.speculate) and with reasoning"),
-        ]
-    ]
-
-
-@_closed
-class Timings(TypedDict):
-    """llama-server's figures of a response. Of several choices, the times are the longest one's."""
-
-    cache_n: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
-    prompt_n: Annotated[int, Field(description="prompt tokens that were computed")]
-    prompt_ms: Annotated[float, Field(description="without the time in the queue")]
-    prompt_per_token_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_token_ms: float
-    predicted_per_second: float
-    draft_n: NotRequired[Annotated[int | None, Field(default=None, description="draft tokens that were verified")]]
-    draft_n_accepted: NotRequired[Annotated[int | None, Field(default=None)]]
-
-
 _Timings = Annotated[
     Timings | None,
     Field(default=None, description="in a stream: with the last finish_reason. Not a field of OpenAI's"),
@@ -88,14 +44,6 @@ _StoppedBy = Annotated[
 ]
 
 
-Warnings = Annotated[
-    list[str] | None,
-    Field(
-        default=None,
-        description="what a schema asks for and the server does not enforce, in a stream with its first event; absent "
-        "if everything is. Also in the header `X-Slm-Warnings`. Not a field of OpenAI's",
-    ),
-]
 _DroppedMessages = Annotated[
     int | None,
     Field(
@@ -114,16 +62,6 @@ class CompletionLogprobs(TypedDict):
     ]
     top_logprobs: list[dict[str, float] | None]
     text_offset: Annotated[list[int], Field(description="characters of text before the token")]
-
-
-@_closed
-class PromptProgress(TypedDict):
-    """How much of a prompt is computed: ``processed / total``, of which ``cache`` tokens took no time."""
-
-    total: int
-    cache: int
-    processed: int
-    time_ms: int
 
 
 _Progress = Annotated[

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slm.serve.api.core.messages import Message
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.messages import Message
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 64 << 20

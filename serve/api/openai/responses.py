@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import Strict
-from slm.serve.api.openai.messages import (
+from slm.serve.api.core.fields import Strict
+from slm.serve.api.core.messages import (
     MAX_TOOLS,
     CalledFunction,
     Function,
@@ -25,7 +24,7 @@ from slm.serve.api.openai.messages import (
     ToolName,
     text_parts,
 )
-from slm.serve.api.openai.requests import (
+from slm.serve.api.core.requests import (
     MAX_MESSAGES,
     ChatRequest,
     JsonObjectFormat,
@@ -37,6 +36,7 @@ from slm.serve.api.openai.requests import (
     TextFormat,
     TruncationField,
 )
+from slm.serve.api.errors import ApiError
 
 
 class ContentPart(Strict):

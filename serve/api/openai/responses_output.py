@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from slm.serve.api.core.messages import CalledFunction, Message, ToolCall
+from slm.serve.api.core.replies import Block, BlockBuilder, ReplyForm, prompt_progress
 from slm.serve.api.errors import Error
-from slm.serve.api.openai.blocks import Block, BlockBuilder
-from slm.serve.api.openai.chat import ReplyForm
-from slm.serve.api.openai.messages import CalledFunction, Message, ToolCall
-from slm.serve.api.openai.response_builder import prompt_progress
 from slm.serve.api.openai.response_shapes import (
     IncompleteDetails,
     InputTokensDetails,

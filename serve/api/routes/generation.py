@@ -18,21 +18,20 @@ from starlette.responses import JSONResponse, Response
 from slm.serve.api.access_log import record_of
 from slm.serve.api.anthropic.message_builder import MessageBuilder
 from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
+from slm.serve.api.core.fields import Prompt
+from slm.serve.api.core.messages import Message, template_messages, template_tools
+from slm.serve.api.core.replies import ReplyForm, ResponseBuilder
+from slm.serve.api.core.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
+from slm.serve.api.core.streaming import EventStream, collect, expire_later, stream
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
-from slm.serve.api.openai.chat import ChatCompletionBuilder, ReplyForm
+from slm.serve.api.openai.chat import ChatCompletionBuilder
 from slm.serve.api.openai.completions import CompletionBuilder
-from slm.serve.api.openai.fields import Prompt
-from slm.serve.api.openai.messages import Message, template_messages, template_tools
-from slm.serve.api.openai.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
-from slm.serve.api.openai.response_builder import ResponseBuilder
 from slm.serve.api.openai.response_shapes import DeletedResponse
 from slm.serve.api.openai.response_store import ResponseStore, Stored
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.responses_output import ResponsesBuilder
-from slm.serve.api.openai.streaming import collect, expire_later, stream
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
-from slm.serve.api.server_sent_events import EventStream
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
 from slm.serve.engine.messages import Detokenize, Generate, Tokenize

@@ -15,6 +15,8 @@ from starlette.responses import JSONResponse, Response
 
 from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
 from slm.serve.api.anthropic.response_shapes import AnthropicTokens
+from slm.serve.api.core.fields import Prompt
+from slm.serve.api.core.requests import ChatRequest
 from slm.serve.api.errors import ApiError, no_such_model, not_loaded
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts, SlotChange
@@ -28,8 +30,6 @@ from slm.serve.api.native.shapes import (
     SlotTimings,
     Success,
 )
-from slm.serve.api.openai.fields import Prompt
-from slm.serve.api.openai.requests import ChatRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.routes.base import RequestContext
 from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices

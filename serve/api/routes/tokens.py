@@ -9,11 +9,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from slm.serve.api.core.fields import check_tokens
+from slm.serve.api.core.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.api.errors import request_failed
 from slm.serve.api.openai.embeddings import embedding_body
-from slm.serve.api.openai.fields import check_tokens
 from slm.serve.api.openai.response_shapes import Text, TokenizerInfo, TokenPiece, Tokens
-from slm.serve.api.openai.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.api.routes.base import ModelRoutes
 from slm.serve.engine.messages import Detokenize, Embed, Tokenize
 from slm.serve.pool.request_stream import RequestFailedError

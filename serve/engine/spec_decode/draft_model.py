@@ -11,9 +11,9 @@ from slm.data.errors import UserError
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
+from slm.serve.engine.batch_plan import Sequence
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.model_runner import ModelRunner
-from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
 from slm.serve.engine.spec_decode.step_cost import measure_step_cost
 

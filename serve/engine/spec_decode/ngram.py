@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from slm.serve.engine.sequence import Sequence
+from slm.serve.engine.batch_plan import Sequence
 from slm.serve.engine.spec_decode.planner import DRAFT_LENGTHS, Acceptance, Candidate, Planner
 
 NGRAM_LENGTHS = (3, 2)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
+from slm.serve.engine.batch_plan import Sequence
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.model_runner import ModelRunner
-from slm.serve.engine.sequence import Sequence
 from slm.serve.engine.spec_decode.draft_model import DraftModelProposer
 from slm.serve.engine.spec_decode.ngram import NgramProposer
 from slm.serve.engine.spec_decode.planner import Planner

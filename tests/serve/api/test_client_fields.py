@@ -7,11 +7,11 @@ import pytest
 
 from slm.serve.api.anthropic.requests import MessagesRequest
 from slm.serve.api.client_fields import HEADER, RULES, header_value, table
+from slm.serve.api.core.parsing import parse
+from slm.serve.api.core.requests import ChatRequest, CompletionRequest
+from slm.serve.api.core.token_requests import EmbeddingRequest
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.parsing import parse
-from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
-from slm.serve.api.openai.token_requests import EmbeddingRequest
 from tests.helpers import REPOSITORY
 from tests.helpers.api import error
 

@@ -2,7 +2,7 @@
 
 import json
 
-from slm.serve.api.server_sent_events import encode_event
+from slm.serve.api.core.replies import encode_event
 from tests.helpers.sockets import connection, is_well
 
 

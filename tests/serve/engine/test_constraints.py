@@ -59,6 +59,14 @@ def test_forced_tokens_are_computed_together(engine):
     assert event.completion_tokens <= len(same) + 12  # what is drawn may be spelled by shorter tokens
 
 
+def test_the_masks_of_a_step_are_handed_over_together(engine, monkeypatch):
+    """To hand a mask over to its thread costs more than most masks."""
+    handed, compute = [], constraints.compute
+    monkeypatch.setattr(constraints, "compute", lambda each, thread: (handed.append(len(each)), compute(each, thread)))
+    run(engine, [ask(str(i), of_regex("[a-f]{9}").text) for i in range(3)])
+    assert max(handed) == 3
+
+
 def test_with_log_probabilities_every_token_is_computed(engine):
     out, _ = run(engine, [ask("a", of_choice(["abcabcabc"]).text, top_logprobs=1)])
     assert (out["a"][0], len(out["a"][1].logprobs) > 0) == ("abcabcabc", True)

@@ -1,6 +1,6 @@
 import pytest
 
-from slm.serve.engine.kv_slots import KvSlots
+from slm.serve.engine.scheduler import KvSlots
 
 
 def test_free_slots_in_order_of_use():

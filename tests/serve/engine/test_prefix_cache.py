@@ -6,12 +6,11 @@ import httpx
 import pytest
 
 from slm.llama.quantize import quantize
-from slm.serve.engine.batch_plan import MIN_CACHED, Limits, make_plan
+from slm.serve.engine.batch_plan import MIN_CACHED, Limits, Sequence, make_plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.scheduler import Scheduler
-from slm.serve.engine.sequence import Sequence
 from tests.helpers import tiny_checkpoint
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
@@ -170,7 +169,7 @@ def test_a_request_may_do_without(tiny_path):
 
 @pytest.mark.parametrize("options", [{}, {"slots": 1}, {"kv_tokens": 1024, "prefix_cache": False}])
 def test_a_seed_repeats_on_a_quantized_model_whatever_came_before(tiny_path, tmp_path, options):
-    """The promise of docs/serving.md, for requests that come one at a time."""
+    """The promise of docs/serving-operation.md, for requests that come one at a time."""
     path = tmp_path / "q8.gguf"
     quantize(tiny_path, path, "q8_0", n_threads=1)
     one = Engine(EngineConfig(model_path=path, threads=1, **options))

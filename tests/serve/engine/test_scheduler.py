@@ -2,9 +2,8 @@ import random
 
 import pytest
 
-from slm.serve.engine.batch_plan import Limits, make_plan
+from slm.serve.engine.batch_plan import Limits, Sequence, make_plan
 from slm.serve.engine.scheduler import Scheduler
-from slm.serve.engine.sequence import Sequence
 
 LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=1000)
 

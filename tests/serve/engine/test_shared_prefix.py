@@ -5,12 +5,11 @@ import random
 
 import pytest
 
-from slm.serve.engine.batch_plan import Limits, make_plan
+from slm.serve.engine.batch_plan import Limits, Sequence, make_plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.scheduler import Scheduler
-from slm.serve.engine.sequence import Sequence
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away " * 5
 LIMITS = Limits(batch=64, prefill_chunk=16, kv_tokens=10_000, prefix_cache=True, min_copied=64)

@@ -16,6 +16,8 @@ STRING, INTEGER = {"type": "string", "maxLength": 5}, {"type": "integer", "minim
 NODE = {"type": "object", "properties": {"v": INTEGER, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
         "required": ["v", "next"]}  # fmt: skip
 
+NODE_OF = {"type": "object", "properties": {"v": INTEGER}, "required": ["v"]}
+
 ENFORCED = {
     "properties": {
         "type": "object",
@@ -170,6 +172,37 @@ ENFORCED = {
         "properties": {"price": {"allOf": [{"$ref": "#/$defs/Money-1"}, {"description": "before tax"}]},
                        "days": {"type": "object", "additionalProperties": {"$ref": "#/$defs/Money-1"}}},
     },
+    "required by a pattern": {
+        "type": "object",
+        "patternProperties": {"^n_": INTEGER},
+        "required": ["n_a"],
+        "additionalProperties": False,
+    },
+    "required next to patterns": {"type": "object", "patternProperties": {"^n_": INTEGER}, "required": ["n_a", "b"]},
+    "a choice that no value fits": {
+        "anyOf": [{"$ref": "#/$defs/Bad"}, {"type": "array", "items": {"$ref": "#/$defs/Never"}}, INTEGER],
+        "$defs": {"Bad": {"type": "object", "required": ["a"], "additionalProperties": False}, "Never": False},
+    },
+    "a choice that never ends": {
+        "type": "object",
+        "properties": {"a": {"anyOf": [{"$ref": "#/$defs/Endless"}, INTEGER]}},
+        "required": ["a"],
+        "$defs": {"Endless": {"type": "object", "properties": {"const": {"$ref": "#/$defs/Endless"}},
+                              "required": ["const"]}},
+    },
+    "type beside a choice that holds itself": {
+        "$ref": "#/$defs/If",
+        "$defs": {
+            "If": {
+                "anyOf": [
+                    {"type": "object", "properties": {"not": {"type": "object", "anyOf": [{"$ref": "#/$defs/If"}]}}},
+                    {"type": "object", "properties": {"is": INTEGER}, "required": ["is"]},
+                ],
+                "type": "object",
+            }
+        },
+    },
+    "64 bits": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
     "an old flag": {"type": "number", "minimum": 0, "exclusiveMinimum": True, "$schema": "http://json-schema.org/draft-04/schema#"},
 }  # fmt: skip
 
@@ -213,6 +246,24 @@ def test_texts_are_valid(name):
         ({"$ref": "#/$defs/none"}, "points to nothing", "7"),
         ({"const": 2**60}, "beyond 2^53", "1"),
         ({"typ": "string"}, "'typ' is not a keyword", "1"),
+        ({"properties": {"a": {}}, "additionalProperties": True, "minProperties": 1}, "'minProperties'", "{}"),
+        ({"type": "array", "prefixItems": INTEGER}, "'prefixItems' is one schema and not a list", "[1, 2, 3]"),
+        ({"type": "string", "format": "uri", "pattern": "^mailto:"}, "'format' 'uri' next to", '"mailto:x"'),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/List", "minItems": 1}, "b": INTEGER},
+                "required": ["b"],
+                "$defs": {
+                    "List": {
+                        "type": "array",
+                        "items": {"type": "object", "properties": {"more": {"$ref": "#/$defs/List", "minItems": 1}}},
+                    }
+                },
+            },
+            "what a schema that holds itself is combined with",
+            '{"a": [{"more": []}], "b": 1}',
+        ),
         ({"allOf": [{"$ref": "#/$defs/a"}], "unevaluatedProperties": False, "$defs": {"a": {}}}, "'unevaluatedP", "{}"),
     ],
 )
@@ -224,6 +275,29 @@ def test_what_cannot_be_enforced_is_named(schema, word, text):
     with pytest.raises(GrammarError) as refused:
         of_json(schema, strict=True)
     assert word in str(refused.value)
+
+
+def test_the_rest_is_enforced():
+    """One place that cannot be enforced leaves the others as they are."""
+    for part in (
+        {"type": "object", "properties": {"a": {}}, "additionalProperties": {"type": "null"}, "minProperties": 1},
+        {"type": "array", "items": {"$ref": "#/properties/p", "minItems": 1}},
+    ):
+        grammar = of_json({"properties": {"p": part, "q": INTEGER}, "required": ["q"]}).text
+        assert fits(grammar, '{"q": 1}')
+        assert not fits(grammar, '{"q": "x"}')
+        assert not fits(grammar, '{"p": 3, "q": 1}')
+
+
+def test_what_contradicts_a_reference_is_ignored():
+    """Before the draft of 2019, a reference held alone."""
+    schema = {"properties": {"a": {"type": "string", "$ref": "#/$defs/P"}}, "required": ["a"], "$defs": {"P": NODE_OF}}
+    grammar = of_json(schema)
+    assert grammar.warnings == ("schema at /properties/a: type next to '$ref' is not enforced",)
+    assert fits(grammar.text, '{"a": {"v": 3}}')
+    assert not fits(grammar.text, '{"a": "x"}')
+    with pytest.raises(GrammarError, match="cannot be enforced"):
+        of_json(schema, strict=True)
 
 
 @pytest.mark.parametrize(

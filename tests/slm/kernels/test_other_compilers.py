@@ -11,6 +11,7 @@ from slm.kernels.native import FOLDER, VARIANTS, Kernels
 from slm.machine import cpp_build
 from slm.machine.cpp_build import compiler
 from tests.helpers import REPOSITORY
+from tests.helpers.kernels import CALLS
 
 AVX2, NEON = VARIANTS["avx2"], VARIANTS["neon"]
 CHECK = REPOSITORY / "tests" / "helpers" / "kernel_check.cpp"
@@ -26,7 +27,7 @@ CHECKED = (
 def run_check(tmp_path: Path, command: str, *flags: str, runner: tuple[str, ...] = ()) -> list[str]:
     """The check program, built by a compiler, and what it prints."""
     program = tmp_path / "check"
-    words = [command, "-O1", "-fopenmp", "-w", f"-I{FOLDER}", *flags]
+    words = [command, "-O1", "-fopenmp", "-w", f"-I{FOLDER}", *CALLS, *flags]
     sources = [*(FOLDER / name for name in AVX2.sources), CHECK]
     subprocess.run([*words, *map(str, sources), "-o", str(program)], check=True)
     done = subprocess.run([*runner, str(program)], capture_output=True, text=True, timeout=300)

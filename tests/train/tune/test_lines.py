@@ -3,7 +3,9 @@
 import json
 from types import SimpleNamespace
 
-from slm.train.tune.lines import end
+from slm.train.tune.lines import end, plan
+from slm.train.tune.look import Look
+from slm.train.tune.rule import Findings, choose
 
 
 def run(tmp_path, *records, val_fraction=0.0):
@@ -30,3 +32,13 @@ def test_it_names_updates_passes_and_the_best_loss(tmp_path):
 def test_nothing_trained_is_nothing_said(tmp_path):
     assert end(run(tmp_path)) is None
     assert end(run(tmp_path, {"step": 1, "loss": 1.0})) is None
+
+
+def test_the_plan_names_a_shared_beginning_that_saves_something():
+    def said(shared: int) -> str:
+        seen = Look(line="", records=40, distinct=40, lengths=(60,) * 40, scored=0.25, shared=shared)
+        choice = choose(Findings(conversations=40, lengths=seen.lengths, shared=shared, n_params=10**8, context=2048))
+        return plan(choice, seen, max_minutes=None)
+
+    assert "30 tokens at their beginning are the same and computed once in an update" in said(30)
+    assert "the same" not in said(4)

@@ -39,6 +39,21 @@ def test_all_are_looked_at_whatever_share_is_held_out(base):
     assert found(base, rows).distinct == found(base, rows, val_fraction=0.5).distinct == 50
 
 
+def test_a_beginning_that_conversations_share_is_measured(base):
+    system = {"role": "system", "content": "You answer for a shop that sells lamps, in one short sentence."}
+
+    def talk(number: int, *before: dict) -> dict:
+        turns = [{"role": "user", "content": f"{number} cats?"}, {"role": "assistant", "content": "a cat"}]
+        return {"messages": [*before, *turns]}
+
+    alike = found(base, [talk(number, system) for number in range(20)])
+    apart = found(base, [talk(number) for number in range(20)])
+    assert 30 < alike.shared < alike.mean_length
+    assert apart.shared < 0.5 * alike.shared
+    few = found(base, [talk(number, *([system] if number < 5 else [])) for number in range(20)])
+    assert few.shared == apart.shared
+
+
 def test_what_loses_its_end_is_counted(base):
     rows = [{"prompt": f"{number}", "completion": "a cat " * (100 if number < 3 else 2)} for number in range(20)]
     seen = found(base, rows, longest=64)

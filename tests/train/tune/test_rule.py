@@ -58,6 +58,15 @@ def test_a_time_too_short_for_enough_updates_gets_smaller_steps_and_a_higher_rat
     assert choose(found(40, seconds=120, optimizer="muon")).lr_ratio == 1.0
 
 
+def test_a_shared_beginning_leaves_time_for_more_updates():
+    plain, alike = choose(found(40, seconds=120)), choose(found(40, seconds=120, shared=40))
+    assert (alike.step_tokens, alike.lr_ratio) == (plain.step_tokens, plain.lr_ratio)  # learned no better
+    assert choose(found(600, seconds=300, shared=40)).eval_every > choose(found(600, seconds=300)).eval_every
+    # Enough updates of 128 tokens fit, of which half are computed: the step is no short one.
+    assert choose(found(40, seconds=180)).lr_ratio == 2.0
+    assert choose(found(40, seconds=180, shared=40)).lr_ratio == 1.0
+
+
 def test_one_long_conversation_does_not_make_every_step_long():
     chosen = choose(found(600, lengths=(*short(599), 1500)))
     plain = choose(found(600))

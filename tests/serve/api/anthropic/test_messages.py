@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from slm.serve.api.anthropic.requests import MessagesRequest
-from slm.serve.api.openai.parsing import parse
+from slm.serve.api.core.parsing import parse
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {

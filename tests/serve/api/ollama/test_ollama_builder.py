@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from slm.serve.api.core.replies import ReplyForm
 from slm.serve.api.errors import ApiError
 from slm.serve.api.ollama.builder import OllamaBuilder
-from slm.serve.api.openai.chat import ReplyForm
 from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
 from slm.serve.tools.call_form import OWN_FORM
 

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
+from slm.serve.api.core.messages import Message
 from slm.serve.api.errors import ApiError
 from slm.serve.api.openai import response_store
-from slm.serve.api.openai.messages import Message
 from slm.serve.api.openai.response_store import ResponseStore, Stored
 
 

@@ -1,31 +1,36 @@
-"""What the builders of response bodies share: identity, choices and usage.
+"""Replies in the making, from the engine's events of a request to the body of a response or the chunks of a stream.
 
-A builder takes the engine's events of a request and makes the whole body of the response, or the chunks of a stream.
-It knows nothing of HTTP.
+``ResponseBuilder`` holds what all APIs share: identity, choices and usage. ``BlockBuilder`` is for those with
+replies of blocks (reasoning, text, tool calls). Each API derives its own. Nothing here knows of HTTP.
 
 Tested in tests/serve/api/openai/test_completions.py, tests/serve/api/openai/test_chat.py.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from slm.serve.api.errors import Error
-from slm.serve.api.openai.response_shapes import (
+from slm.serve.api.core.shapes import (
     CompletionTokensDetails,
     PromptProgress,
     PromptTokensDetails,
     Timings,
     Usage,
 )
-from slm.serve.api.server_sent_events import encode_event
+from slm.serve.api.errors import Error
 from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
+from slm.serve.tools.call_form import CallForm
+from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.reply_reader import Piece, ReplyReader
 
+# One encoder for all: `json.dumps` with its own options makes a new one for every call.
+_encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity
 
 
@@ -45,6 +50,49 @@ class Choice:
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
     stop_string: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplyForm:
+    """What a reply's text may hold besides content."""
+
+    calls: CallForm | None = None
+    """The form of tool calls; None where there can be none."""
+    reasoning: Reasoning = "none"
+
+
+@dataclass(kw_only=True)
+class Call:
+    """A tool call as far as it is known."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(kw_only=True)
+class Message:
+    """What a reply's text has become so far."""
+
+    reader: ReplyReader
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def take(self, event: Delta) -> list[Piece]:
+        """Adds what an event brings; returns it in pieces."""
+        pieces = self.reader.push(event.text, last=event.finish is not None)
+        for piece in pieces:
+            match piece.kind:
+                case "content":
+                    self.content.append(piece.text)
+                case "reasoning":
+                    self.reasoning.append(piece.text)
+                case "call":
+                    self.calls.append(Call(id=f"call_{secrets.token_hex(12)}", name=piece.text))
+                case "arguments":
+                    self.calls[-1].arguments += piece.text
+        return pieces
 
 
 class ResponseBuilder(ABC):
@@ -179,6 +227,107 @@ class ResponseBuilder(ABC):
     def error_chunk(self, error: Error) -> Mapping[str, Any]:
         """The last chunk of a stream that fails."""
         return error
+
+
+BlockKind = Literal["reasoning", "content", "call"]
+
+
+@dataclass(kw_only=True)
+class Block:
+    """A part of a reply."""
+
+    kind: BlockKind
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    name: str = ""
+    """Of the function, for a call."""
+    text: str = ""
+    """For a call, its arguments."""
+    done: bool = False
+
+
+class BlockBuilder(ResponseBuilder):
+    """One reply. A stream reports each block when it begins, grows and ends, one block after the other."""
+
+    named_events = True
+    ends_in_done = False
+
+    def __init__(self, *, model: str, form: ReplyForm) -> None:
+        super().__init__(model=model, n_choices=1, n=1, with_logprobs=False)
+        self._reader = ReplyReader(form.calls, form.reasoning)
+        self._blocks: list[Block] = []
+        self._events: list[dict[str, Any]] = []
+        """Of the event that was added last."""
+
+    def add(self, index: int, event: PrefillDone | Delta) -> None:
+        """Takes an event of the only choice."""
+        super().add(index, event)
+        if isinstance(event, PrefillDone):
+            self._events = self._begun()
+            if self._reader.plain:
+                self._events += self._open("content")
+        else:
+            self._events = self._take(event)
+
+    def chunks(self, index: int, event: PrefillDone | Delta) -> list[dict[str, Any]]:
+        """The events of a stream that an event of the engine makes."""
+        return self._events
+
+    def _take(self, event: Delta) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        for piece in self._reader.push(event.text, last=event.finish is not None):
+            if piece.kind == "call":
+                events += self._open("call", piece.text)
+                continue
+            if piece.kind != "arguments" and (not self._blocks or self._blocks[-1].kind != piece.kind):
+                events += self._open(piece.kind)
+            if piece.kind == "reasoning":
+                self._choices[0].n_reasoning = event.completion_tokens
+            block = self._blocks[-1]
+            block.text += piece.text
+            events += self._grown(len(self._blocks) - 1, block, piece.text)
+        if event.finish is not None:
+            if not self._blocks:
+                events += self._open("content")
+            events += self._close(len(self._blocks) - 1) + self._ended()
+        return events
+
+    def _open(self, kind: BlockKind, name: str = "") -> list[dict[str, Any]]:
+        self._blocks.append(Block(kind=kind, name=name))
+        closing = self._close(len(self._blocks) - 2)  # now that it is no longer the last one
+        return closing + self._opened(len(self._blocks) - 1, self._blocks[-1])
+
+    def _close(self, index: int) -> list[dict[str, Any]]:
+        if index < 0 or self._blocks[index].done:
+            return []
+        self._blocks[index].done = True
+        return self._closed(index, self._blocks[index])
+
+    @abstractmethod
+    def _begun(self) -> list[dict[str, Any]]:
+        """The first events of a stream."""
+
+    @abstractmethod
+    def _opened(self, index: int, block: Block) -> list[dict[str, Any]]:
+        """The events of a block that begins."""
+
+    @abstractmethod
+    def _grown(self, index: int, block: Block, text: str) -> list[dict[str, Any]]:
+        """The events of a text that was added to a block."""
+
+    @abstractmethod
+    def _closed(self, index: int, block: Block) -> list[dict[str, Any]]:
+        """The events of a block that ends."""
+
+    @abstractmethod
+    def _ended(self) -> list[dict[str, Any]]:
+        """The last events of a stream."""
+
+
+def encode_event(value: Any, name: str | None = None) -> bytes:
+    """One event with ``value`` as JSON."""
+    head = f"event: {name}\ndata: " if name else "data: "
+    # Half of a surrogate pair may be in what a response repeats of its request.
+    return f"{head}{_encode_json(value)}\n\n".encode("utf-8", "replace")
 
 
 def _ratio(amount: float, by: float) -> float:

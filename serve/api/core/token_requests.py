@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import (
+from slm.serve.api.core.fields import (
     MAX_TOKENS,
     Mixed,
     MixedLists,
@@ -21,6 +20,7 @@ from slm.serve.api.openai.fields import (
     Tokens,
     texts_or_tokens,
 )
+from slm.serve.api.errors import ApiError
 from slm.serve.engine.messages import ModelInfo
 
 MAX_INPUTS = 2048

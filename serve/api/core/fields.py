@@ -1,6 +1,6 @@
 """What request bodies have in common: their strict base, shared fields, numbers, and texts or token ids.
 
-Tested in tests/serve/api/openai/test_requests.py.
+Tested in tests/serve/api/core/test_requests.py.
 """
 
 from __future__ import annotations

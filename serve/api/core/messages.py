@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
+from slm.serve.api.core.fields import Strict
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import Strict
 from slm.serve.tools.call_grammar import CallableTool, ToolUse
 
 MAX_TOOLS = 128

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import (
+from slm.serve.api.core.fields import (
     MAX_FIELDS,
     Mixed,
     MixedLists,
@@ -30,7 +29,8 @@ from slm.serve.api.openai.fields import (
     few_fields,
     texts_or_tokens,
 )
-from slm.serve.api.openai.messages import Message, ToolChoice, Tools, tool_use
+from slm.serve.api.core.messages import Message, ToolChoice, Tools, tool_use
+from slm.serve.api.errors import ApiError
 from slm.serve.engine.messages import ModelInfo, SamplingParams
 from slm.serve.grammar import forms
 from slm.serve.grammar.errors import GrammarError

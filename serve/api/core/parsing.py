@@ -15,10 +15,10 @@ from pydantic_core import from_json
 
 from slm.data.errors import nearest
 from slm.serve.api.client_fields import Reading
+from slm.serve.api.core.fields import ModelRequest
+from slm.serve.api.core.requests import CompletionRequest
+from slm.serve.api.core.token_requests import EmbeddingRequest
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.fields import ModelRequest
-from slm.serve.api.openai.requests import CompletionRequest
-from slm.serve.api.openai.token_requests import EmbeddingRequest
 
 Body = TypeVar("Body", bound=ModelRequest)
 

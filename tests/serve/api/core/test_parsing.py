@@ -3,8 +3,8 @@ import json
 import pytest
 
 from slm.serve.api.anthropic.requests import MessagesRequest
-from slm.serve.api.openai.parsing import parse
-from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
+from slm.serve.api.core.parsing import parse
+from slm.serve.api.core.requests import ChatRequest, CompletionRequest
 from slm.serve.api.openai.responses import ResponsesRequest
 from tests.helpers.api import error
 

@@ -3,9 +3,9 @@ from dataclasses import fields
 
 import pytest
 
+from slm.serve.api.core.parsing import parse
+from slm.serve.api.core.requests import ChatRequest, CompletionRequest
 from slm.serve.api.errors import ApiError
-from slm.serve.api.openai.parsing import parse
-from slm.serve.api.openai.requests import ChatRequest, CompletionRequest
 from slm.serve.engine.messages import ModelInfo
 from tests.helpers.api import error
 

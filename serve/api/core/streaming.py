@@ -1,21 +1,27 @@
-"""From the engine's events of a request to its response, whole or streamed.
+"""From the engine's events of a request to its response, whole or streamed as server-sent events.
 
-Tested in tests/serve/test_server.py, tests/serve/test_deadlines.py.
+Tested in tests/serve/api/test_server_sent_events.py, tests/serve/test_server.py, tests/serve/test_deadlines.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from slm.serve.api.access_log import Record
+from slm.serve.api.core.replies import ResponseBuilder
+from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import request_failed
-from slm.serve.api.openai.response_builder import ResponseBuilder
-from slm.serve.api.server_sent_events import DONE
 from slm.serve.engine.messages import PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
 
+DONE = b"data: [DONE]\n\n"
+"""OpenAI's last event of a stream that succeeded."""
 PING_S = 5.0
 """While there is nothing to send, the client and what is in between hear so often that the server is at work."""
 _GRACE_S = 2.0
@@ -86,3 +92,40 @@ async def stream(
     ending = (encode(builder.usage_chunk()) if include_usage else b"") + (DONE if builder.ends_in_done else b"")
     if ending:
         yield ending
+
+
+class EventStream(Response):
+    """A response of server-sent events (or what ``media_type`` says). ``events`` gives encoded ones; ``on_end`` is
+    called however the stream ends.
+
+    The stream is given up when its reader takes nothing for ``write_timeout_s`` seconds.
+    """
+
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        *,
+        on_end: Callable[[], None],
+        write_timeout_s: float,
+        media_type: str = "text/event-stream",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(headers=unbuffered | dict(headers or {}), media_type=media_type)
+        del self.headers["content-length"]
+        self._events, self._on_end, self._write_timeout_s = events, on_end, write_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_disconnected(receive, self._send_all(send))
+        except (ClientDisconnect, TimeoutError):
+            pass
+        finally:
+            self._on_end()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for body in self._events:
+            async with asyncio.timeout(self._write_timeout_s):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

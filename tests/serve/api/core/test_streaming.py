@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from slm.serve.api.access_log import Record
-from slm.serve.api.openai import streaming
+from slm.serve.api.core import streaming
 from slm.serve.api.openai.completions import CompletionBuilder
 from slm.serve.engine.messages import Delta, PrefillDone
 from slm.serve.pool.request_stream import RequestStream
