@@ -17,6 +17,7 @@ from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
 from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.core.fields import Prompt
 from slm.serve.api.core.requests import ChatRequest
+from slm.serve.api.core.server_sent_events import EventStream, encode_event
 from slm.serve.api.errors import ApiError, no_such_model, not_loaded
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts, SlotChange
@@ -33,7 +34,6 @@ from slm.serve.api.native.shapes import (
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.routes.base import RequestContext
 from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices
-from slm.serve.api.server_sent_events import EventStream, encode_event
 from slm.serve.engine.messages import Generate, ListSlots, SlotAction, SlotMoved
 from slm.serve.infill import NO_FIM
 from slm.serve.pool.model_pool import ModelNotLoadedError
