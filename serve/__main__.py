@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SERVE = ("models", "lora", "draft_model", "api_keys", "chat_template", "pull")
 _LITERAL = ("model", *(f"serve.{name}" for name in _SERVE))
-"""Options whose text is taken as it was typed."""
+"""Options that are taken as they were typed."""
 
 
 def main(argv: list[str]) -> int:

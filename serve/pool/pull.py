@@ -1,7 +1,7 @@
 """Models of the Hugging Face Hub that requests name (``serve.pull``), downloaded into the Hub's own cache.
 
 A download runs in another process: it ends with the server at any moment, and the Hub's client takes no memory
-here. That process writes a line of JSON for each thing that it has to say.
+here. It writes a line of JSON for each thing that it has to say.
 
 Tested in tests/serve/pool/test_pull.py.
 """

@@ -22,7 +22,7 @@ N_TEXTS, ROUNDS = 25, 8
 
 @pytest.fixture(scope="module")
 def busy_server(tmp_path_factory, start_server):
-    """A model whose long prompt takes seconds, where nothing bounds it."""
+    """With this model, a long prompt takes seconds where nothing bounds it."""
     folder = tmp_path_factory.mktemp("crowd")
     model = tiny_gguf.write(folder / "model.gguf", n_ctx=4096, n_layers=24)
     with start_server(folder / "log", model, "serve.stream_ms=33", "serve.prefix_cache=false") as server:

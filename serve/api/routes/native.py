@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
 from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.core.fields import Prompt
+from slm.serve.api.core.replies import encode_event
 from slm.serve.api.core.requests import ChatRequest
-from slm.serve.api.core.server_sent_events import EventStream, encode_event
+from slm.serve.api.core.streaming import EventStream
 from slm.serve.api.errors import ApiError, no_such_model, not_loaded
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts, SlotChange
