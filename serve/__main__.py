@@ -31,18 +31,23 @@ if TYPE_CHECKING:
     from slm.serve.pool.model_pool import Loaded, Pool
 
 
+_SERVE = ("models", "lora", "draft_model", "api_keys", "chat_template", "pull")
+_LITERAL = ("model", *(f"serve.{name}" for name in _SERVE))
+"""Options that are taken as they were typed."""
+
+
 def main(argv: list[str]) -> int:
     """Serves until a signal stops it. Raises ``UserError`` for what the caller can mend."""
     # As process 1 of a container, a program without a handler is not ended by SIGTERM. The HTTP server takes it over.
     signal.signal(signal.SIGTERM, _end)
     # With several models, ``share_cores`` first changes the environment that the engines see.
-    if not any(word.startswith(("serve.models", "serve.lora")) for word in argv):
+    if not any(word.startswith(("serve.models", "serve.lora", "serve.pull")) for word in argv):
         preload()
     config = load(
         ServeConfig,
         "serve",
         argv,
-        literal=("model", "serve.models", "serve.lora", "serve.draft_model", "serve.api_keys", "serve.chat_template"),
+        literal=_LITERAL,
     )
     paths, notes = named_models(config.model, config.serve.name, config.serve.models)
     adapters = named_adapters(config.serve.lora, next(iter(paths.items())), paths)
@@ -100,6 +105,7 @@ async def _serve(
     from slm.serve.pool.idle_tuning import IdleTuning
     from slm.serve.pool.memory_plan import budget_bytes, fit_slots
     from slm.serve.pool.model_pool import Pool, Served
+    from slm.serve.pool.pull import Puller
 
     _cancel_on_interrupt()
     options = config.serve
@@ -114,7 +120,7 @@ async def _serve(
     # Each adapter has its own engine: its KV caches hold nothing that was computed without it.
     engines |= {name: replace(base, adapter=each.path, adapter_scale=each.scale) for name, each in adapters.items()}
     budget = None
-    if len(engines) > 1:
+    if len(engines) > 1 or options.pull:
         share_cores()  # or engines that compute at the same time would wait for each other's spinning threads
         budget = budget_bytes(options.memory_budget_gb)
         if not options.slots:
@@ -122,7 +128,18 @@ async def _serve(
     parent = next(iter(paths))
     models = [Served(name, each, parent if name in adapters else None) for name, each in engines.items()]
     tuning: IdleTuning | None = None
-    pool = Pool(models, budget=budget, max_waiting=options.queue, idle_s=options.idle_unload_s or None)
+    pool = Pool(
+        models,
+        budget=budget,
+        max_waiting=options.queue,
+        idle_s=options.idle_unload_s or None,
+        grows=bool(options.pull),
+    )
+    puller: Puller | None = None
+    if options.pull:
+        most_bytes = round(options.pull_gb * 1e9)
+        puller = Puller(pool, options.pull, most_bytes, lambda path: engine_config(options, path))
+        pool.source = puller
     try:
         # Importing the routes' libraries takes a third of a second. It is done while the engine loads the model.
         loaded, http = await asyncio.gather(
@@ -144,6 +161,8 @@ async def _serve(
     finally:
         if tuning is not None:
             await tuning.close()
+        if puller is not None:
+            await puller.close()
         await pool.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -14,6 +15,7 @@ Config = TypeVar("Config")
 TuneMode = Literal["auto", "off", "force"]
 """Whether threads and batch sizes are measured: once per model and machine, never, or at every start."""
 AccessLogForm = Literal["text", "json", "off"]
+_PULLED = re.compile(r"[A-Za-z0-9*][\w.*-]*/[A-Za-z0-9*][\w.*-]*")
 Truncation = Literal["auto", "disabled"]
 """Whether the oldest turns of a conversation that outgrows the context are dropped, or it is refused."""
 
@@ -80,6 +82,11 @@ class ServerOptions(EngineOptions):
     hosts: list[str] = field(default_factory=list)
     """Names under which a server without a key answers, besides localhost and addresses; ``*``: all."""
     cors_origins: list[str] = field(default_factory=list)
+    """Each as a browser sends it; ``localhost``: this machine's, on every port; ``*``: all."""
+    pull: list[str] = field(default_factory=list)
+    """Models of the Hugging Face Hub that a request may have downloaded: ``org/name``, ``org/*``, ``*``."""
+    pull_gb: float = 20.0
+    """GB of files that requests may have downloaded together, since the server's start."""
     max_body_bytes: int = 4 << 20
     max_n: int = 16
     truncation: Truncation = "disabled"
@@ -118,11 +125,17 @@ class ServerOptions(EngineOptions):
                 raise UserError(f"serve.hosts: {host!r} is no name; give it without scheme and port, such as chat.lan")
         for origin in self.cors_origins:
             scheme, _, rest = origin.partition("://")
-            if origin not in ("*", "null") and (not scheme or not rest or "/" in rest or origin != origin.lower()):
+            whole = scheme and rest and "/" not in rest and origin == origin.lower()
+            if origin not in ("*", "null", "localhost") and not whole:
                 raise UserError(
                     f"serve.cors_origins: {origin} is no origin; write scheme, host and port as a browser sends them, "
-                    "such as http://localhost:3000 (or * for all)"
+                    "such as http://localhost:3000 (or localhost for all of this machine, or * for all)"
                 )
+        for pattern in self.pull:
+            if pattern != "*" and not _PULLED.fullmatch(pattern):
+                raise UserError(f"serve.pull: {pattern!r} is no name of the Hub; write org/name, org/* or * for all")
+        if not 0 < self.pull_gb < float("inf"):
+            raise UserError(f"serve.pull_gb is {self.pull_gb}; it must be above 0")
         if self.access_log_file is not None and self.access_form == "off":
             raise UserError("serve.access_log_file is given, but serve.access_log is off; set it to text or json")
 

@@ -33,6 +33,8 @@ from slm.serve.pool.request_stream import EngineDownError, QueueFullError, Reque
 
 _OPEN = ("/health", "/v1/health")
 """Paths that need no key."""
+_OF_THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
+"""The origins that ``localhost`` in ``serve.cors_origins`` stands for."""
 
 
 def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> AccessLog:
@@ -47,6 +49,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> Acce
             Middleware(
                 CORSMiddleware,
                 allow_origins=options.cors_origins,
+                allow_origin_regex=_OF_THIS_MACHINE if "localhost" in options.cors_origins else None,
                 allow_methods=["*"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", client_fields.HEADER],

@@ -46,6 +46,7 @@ class PoolCollector(Collector):
             "From the handing of a sequence to the engine to its end, of those that finished.",
             lambda m: m.counters.e2e,
         )
+        yield from self._as_llama_server()
 
     def _of_several(self) -> Iterator[Metric]:
         yield self._counter("model_loads", "Times that the model was loaded.", lambda m: m.counters.loads)
@@ -116,6 +117,47 @@ class PoolCollector(Collector):
             lambda m: m.counters.dropped_messages,
         )
 
+    def _as_llama_server(self) -> Iterator[Metric]:
+        """The same under llama-server's names, for the dashboards that people have."""
+
+        def computed(m: Served) -> int:
+            return m.counters.prompt_tokens - m.counters.cached_tokens
+
+        def per(n: float, of: float) -> float:
+            return n / of if of else 0.0
+
+        stats = lambda value: _if_loaded(lambda e: value(e.engine.stats))  # noqa: E731
+        for kind, name, text, value in (
+            ("counter", "prompt_tokens", "Prompt tokens processed.", computed),
+            ("counter", "prompt_tokens_cached", "Prompt tokens from the cache.", lambda m: m.counters.cached_tokens),
+            ("counter", "prompt_seconds", "Prompt process time.", lambda m: m.counters.prefill_s),
+            ("counter", "tokens_predicted", "Generation tokens processed.", lambda m: m.counters.completion_tokens),
+            ("counter", "tokens_predicted_seconds", "Predict process time.", lambda m: m.counters.decode_s),
+            ("counter", "n_decode", "Batches computed, by the present engine.", stats(lambda s: s.steps)),
+            (
+                "gauge",
+                "prompt_tokens_seconds",
+                "Average prompt throughput in tokens/s.",
+                lambda m: per(computed(m), m.counters.prefill_s),
+            ),
+            (
+                "gauge",
+                "predicted_tokens_seconds",
+                "Average generation throughput in tokens/s.",
+                lambda m: per(m.counters.completion_tokens, m.counters.decode_s),
+            ),
+            ("gauge", "requests_processing", "Requests processing.", stats(lambda s: s.running)),
+            ("gauge", "requests_deferred", "Requests deferred.", stats(lambda s: s.waiting)),
+            (
+                "gauge",
+                "n_busy_slots_per_decode",
+                "Average number of busy slots per batch.",
+                stats(lambda s: per(s.in_steps, s.steps)),
+            ),
+        ):
+            make = self._counter if kind == "counter" else self._gauge
+            yield make(name, text, value, prefix="llamacpp:")
+
     def _endings(self) -> Metric:
         family = CounterMetricFamily(
             "slm_sequences_ended", "Sequences by how they ended.", labels=[*self._label_names, "reason"]
@@ -125,15 +167,15 @@ class PoolCollector(Collector):
                 family.add_metric([*self._labels(served), reason], n)
         return family
 
-    def _gauge(self, name: str, text: str, value: Callable[[Served], float]) -> Metric:
-        family = GaugeMetricFamily(f"slm_{name}", text, labels=self._label_names)
+    def _gauge(self, name: str, text: str, value: Callable[[Served], float], prefix: str = "slm_") -> Metric:
+        family = GaugeMetricFamily(prefix + name, text, labels=self._label_names)
         for served in self._models:
             family.add_metric(self._labels(served), value(served))
         return family
 
-    def _counter(self, name: str, text: str, value: Callable[[Served], float]) -> Metric:
+    def _counter(self, name: str, text: str, value: Callable[[Served], float], prefix: str = "slm_") -> Metric:
         """The exposition adds ``_total`` to ``name``."""
-        family = CounterMetricFamily(f"slm_{name}", text, labels=self._label_names)
+        family = CounterMetricFamily(prefix + name, text, labels=self._label_names)
         for served in self._models:
             family.add_metric(self._labels(served), value(served))
         return family

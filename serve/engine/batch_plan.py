@@ -252,7 +252,8 @@ def _most(sequence: Sequence, start: int, room: int, n_batch: int, limits: Limit
     if limits.fixed_chunk:
         return limits.fixed_chunk if min(limits.fixed_chunk, left) <= n_slot else 0
     most = max(min(room, n_slot), 0)
-    if most < left < most + limits.tile:
+    # Where streams cannot wait for a tile, rows go by themselves anyway.
+    if limits.prefill_chunk >= limits.tile and most < left < most + limits.tile:
         # Rather a longer step now than a rest below a tile, which would take longer still.
         if left <= min(n_batch, n_slot):
             return left

@@ -111,7 +111,7 @@ class Engine:
         self._most_prefilled = config.prefill_chunk
         self._pace = PrefillPace(text_s=config.stream_ms / 1000, tile=tile)
         self._next_deadline = math.inf
-        self.n_preempted = 0
+        self.n_preempted = self.n_steps = self.n_in_steps = 0
         self._step_began: float | None = None
 
     @property
@@ -128,6 +128,8 @@ class Engine:
             waiting=scheduler.n_waiting,
             kv_used=scheduler.n_computed,
             preempted=self.n_preempted,
+            steps=self.n_steps,
+            in_steps=self.n_in_steps,
             threads=self._runner.threads,
             step_s=0.0 if began is None else time.monotonic() - began,
         )
@@ -371,6 +373,8 @@ class Engine:
                 self._runner.free_slot(slot)
             self._runner.free_all()
             return events
+        self.n_steps += 1
+        self.n_in_steps += len(plan.chunks)
         if n_prompt := self._scheduler.commit(plan):
             self._pace.prefilled(n_prompt, time.perf_counter() - began)
         else:

@@ -401,6 +401,10 @@ class Stats:
     """Tokens of running sequences in the cache."""
     preempted: int = 0
     """Since this engine's start."""
+    steps: int = 0
+    """Batches computed since this engine's start, and how many sequences were in them, ..."""
+    in_steps: int = 0
+    """... in all."""
     threads: int = 0
     """That the engine computes with at the moment."""
     step_s: float = 0.0

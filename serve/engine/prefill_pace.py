@@ -13,6 +13,11 @@ _FEWEST = 4
 FLASH_TILE = 64
 """llama.cpp's flash attention takes so many rows together; fewer go one by one, which takes longer in all behind a
 thousand tokens (measured: 0.37 s for 4 rows, 0.71 s for 64)."""
+_SINGLE_ROWS = 2.0
+"""What a row costs that goes by itself, in rows of a tile (measured: 1.8 with 24 layers, 16 rows behind 256 tokens)."""
+_TILE_LATE = 1.5
+"""A whole tile is taken where it takes up to this factor longer than it should: a stream without prompts is late by a
+decode step, too. Above, rows go by themselves."""
 _FIRST = 64
 """Before anything is measured."""
 _WORST = 4.0
@@ -23,7 +28,7 @@ class PrefillPace:
     """Learns the time of a prompt token while prompts are computed.
 
     ``text_s``: seconds between two texts of a stream, where tokens come faster than that. ``tile``: steps have
-    multiples of so many tokens, at least one.
+    multiples of so many tokens, or fewer where streams would wait too long for one.
     """
 
     def __init__(self, *, text_s: float, tile: int = 1) -> None:
@@ -38,18 +43,27 @@ class PrefillPace:
         if self._token_s is None:
             return _FIRST
         wait_s = min(STREAMS_WAIT_S, _STREAM_PART * max(self._text_s, self._decode_s)) if streams else ALONE_S
-        n = max(_FEWEST, int(wait_s / self._token_s))
-        self._planned[streams] = max(n - n % self._tile, self._tile)
+        self._planned[streams] = self._fitting(wait_s, self._token_s, may_cut=streams)
         return self._planned[streams]
+
+    def _fitting(self, wait_s: float, token_s: float, *, may_cut: bool) -> int:
+        n = max(_FEWEST, int(wait_s / token_s))
+        if n >= self._tile:
+            return n - n % self._tile
+        singly = int(wait_s / (_SINGLE_ROWS * token_s))
+        if may_cut and self._tile * token_s > _TILE_LATE * wait_s and singly >= _FEWEST:
+            return singly
+        return self._tile
 
     def prefilled(self, n: int, seconds: float) -> None:
         """A step with ``n`` prompt tokens took so long."""
+        token_s = seconds / n / (1.0 if n >= self._tile else _SINGLE_ROWS)
         if self._token_s is None:
-            self._token_s = seconds / n
+            self._token_s = token_s
             return
         # Other short steps say little about a token: most of their time goes into reading the weights.
         weight = 0.5 if n in self._planned.values() else n / (n + _FIRST)
-        self._token_s += weight * (min(seconds / n, _WORST * self._token_s) - self._token_s)
+        self._token_s += weight * (min(token_s, _WORST * self._token_s) - self._token_s)
 
     def decoded(self, seconds: float) -> None:
         """A step without prompt tokens took so long."""

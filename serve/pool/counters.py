@@ -58,7 +58,11 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens that were in the prefix cache."""
+    prefill_s: float = 0.0
+    """Seconds of all prompts, from their slots to their ends."""
     completion_tokens: int = 0
+    decode_s: float = 0.0
+    """Seconds of finished sequences, from the ends of their prompts."""
     drafted_tokens: int = 0
     """Draft tokens that were verified, of finished sequences."""
     accepted_tokens: int = 0

@@ -258,6 +258,7 @@ class EngineClient:
         if isinstance(event, PrefillDone):
             self.counters.prompt_tokens += event.prompt_tokens
             self.counters.cached_tokens += event.cached_tokens
+            self.counters.prefill_s += event.prefill_s
         elif isinstance(event, Failure) or (isinstance(event, Delta) and event.finish):
             del self._streams[key]
             self._times.pop(key, None)
@@ -266,6 +267,7 @@ class EngineClient:
             elif event.finish:
                 self.counters.finished[event.finish] += 1
                 self.counters.completion_tokens += event.completion_tokens
+                self.counters.decode_s += event.decode_s
                 self.counters.drafted_tokens += event.drafted_tokens
                 self.counters.accepted_tokens += event.accepted_tokens
         stream.put(event)

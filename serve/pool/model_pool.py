@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from slm.data.errors import UserError, one_line
 from slm.serve.engine.config import EngineConfig
@@ -35,6 +36,22 @@ _RETRY_S = 2.0
 
 class ModelNotLoadedError(Exception):
     """The model cannot be loaded; the message says why."""
+
+
+class ModelSource(Protocol):
+    """Where models come from that are not served yet; see ``slm.serve.pool.pull``."""
+
+    def may(self, word: str) -> bool:
+        """Whether this names one that may be fetched."""
+
+    async def pull(self, word: str) -> None:
+        """Adds it to the pool. Raises ``ModelNotLoadedError``, ``QueueFullError``."""
+
+    def progress_of(self, word: str) -> AsyncIterator[tuple[int, int]]:
+        """``pull``, with the bytes that are there and those in all (0: not known yet)."""
+
+    def how_far(self, word: str) -> str:
+        """How far one is that is being fetched, for a message."""
 
 
 class Loaded:
@@ -146,12 +163,22 @@ class Pool:
     """The server's models. All methods belong to the event loop's thread."""
 
     def __init__(
-        self, models: list[Served], *, budget: int | None, max_waiting: int, idle_s: float | None = None
+        self,
+        models: list[Served],
+        *,
+        budget: int | None,
+        max_waiting: int,
+        idle_s: float | None = None,
+        grows: bool = False,
     ) -> None:
+        """``grows``: models may be added to it."""
         assert models
         assert len({each.name for each in models}) == len(models)
         self.models = {each.name: each for each in models}
         self.default = models[0]
+        self._grows = grows
+        self.source: ModelSource | None = None
+        """Adds models that a request names, where that is allowed."""
         self.budget = budget
         """Bytes; None: no limit, for a server with a single model."""
         self.idle_s = idle_s
@@ -166,8 +193,14 @@ class Pool:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one model."""
-        return len(self.models) > 1
+        """Whether there is more than one model, or may be."""
+        return self._grows or len(self.models) > 1
+
+    def add(self, served: Served) -> None:
+        """Serves another model, loaded when a request asks for it."""
+        assert self._grows
+        assert served.name not in self.models
+        self.models[served.name] = served
 
     def find(self, name: str) -> Served | None:
         """The model with this name, or else the first one whose run has it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -130,10 +131,11 @@ def checkpoint(name: HubName) -> Path:
     return _download(listing, [*weights, *(each for each in _CHECKPOINT if each in listing.files)])
 
 
-def gguf(name: HubName) -> Path | None:
+def gguf(name: HubName, admit: Callable[[int, Path], None] | None = None) -> Path | None:
     """The GGUF file of a repository: the type that was named, else one of the usual ones. None where it holds none.
 
-    ``UserError`` for a type that it does not have.
+    ``admit`` is called before a download, with the bytes that are missing and the folder in which they will be; what it
+    raises ends it. ``UserError`` for a type that the repository does not have.
     """
     listing = _listing(name)
     if listing is None:
@@ -149,7 +151,14 @@ def gguf(name: HubName) -> Path | None:
     wanted = choose(list(listing.files), name)
     if not wanted:
         return None
-    return _download(listing, [*wanted, *(["README.md"] if "README.md" in listing.files else [])]) / wanted[0]
+    wanted_files = [*wanted, *(["README.md"] if "README.md" in listing.files else [])]
+    if admit is not None:
+        from huggingface_hub import constants
+
+        folder = Path(constants.HF_HUB_CACHE) / f"models--{name.repo.replace('/', '--')}"
+        snapshot = folder / "snapshots" / listing.commit
+        admit(sum(listing.files[each] for each in wanted_files if not (snapshot / each).exists()), folder)
+    return _download(listing, wanted_files) / wanted[0]
 
 
 def ggufs(files: list[str] | dict[str, int]) -> list[str]:

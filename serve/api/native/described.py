@@ -112,7 +112,9 @@ POSTS: dict[str, Post] = {
     "/models/load": Post(
         tag=_TAG,
         summary="Load a model",
-        about="Answers when it is loaded. Requests load their model themselves; this saves the first one the time.",
+        about="Answers when it is loaded. Requests load their model themselves; this saves the first one the time. "
+        "With stream, events tell how far a download is (status, completed, total), and the last one has success or "
+        "error.",
         body=ModelChange,
         response=shapes.Success,
         examples={"A model": {"model": "default"}},

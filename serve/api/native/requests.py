@@ -186,4 +186,9 @@ class SlotChange(ModelRequest):
 class ModelChange(ModelRequest):
     """POST /models/load and /models/unload"""
 
-    model: str = Field(min_length=1, max_length=512, description="a name from /v1/models")
+    model: str = Field(
+        min_length=1,
+        max_length=512,
+        description="a name from /v1/models, or one of the Hugging Face Hub that serve.pull allows",
+    )
+    stream: bool = Field(default=False, description="of /models/load: events tell how far it is")

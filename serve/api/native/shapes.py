@@ -162,5 +162,14 @@ class Scores(TypedDict):
 
 
 @_closed
+class Loading(TypedDict):
+    """An event of a model that is loaded."""
+
+    status: Literal["downloading", "loading"]
+    completed: NotRequired[int]
+    total: NotRequired[Annotated[int, Field(description="bytes; 0 until it is known")]]
+
+
+@_closed
 class Success(TypedDict):
     success: Literal[True]

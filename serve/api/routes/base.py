@@ -100,10 +100,12 @@ class ModelRoutes:
     ) -> AsyncIterator[RequestContext]:
         """The model that a request names, loaded if need be, and held until the block (or the stream begun in it)
         ends. ``timeout_s``: the request's own limit. Raises ``ApiError``."""
-        record, name = record_of(request.scope), self._model_name(given)
-        record.model = name
-        limit_s = self._limit_s(timeout_s)
+        record, limit_s = record_of(request.scope), self._limit_s(timeout_s)
         ends_at = asyncio.get_running_loop().time() + limit_s if limit_s else None
+        if given is not None:
+            await self._pulled(request, given, ends_at)
+        name = self._model_name(given)
+        record.model = name
         lease = self._pool.ready(name)
         if lease is None:
             try:
@@ -117,6 +119,17 @@ class ModelRoutes:
         finally:
             if not context.streams:
                 lease.release()
+
+    async def _pulled(self, request: Request, given: str, ends_at: float | None) -> None:
+        """Waits until a model of the Hub is downloaded, where the name is of one that may be. Raises ``ApiError``."""
+        source = self._pool.source
+        if source is None or not source.may(given):
+            return
+        try:
+            async with asyncio.timeout_at(ends_at):
+                await unless_disconnected(request.receive, source.pull(given))
+        except TimeoutError:
+            raise out_of_time(f"{given} is being downloaded{source.how_far(given)}; ask again later.") from None
 
     async def _ask(self, context: RequestContext, query: Query) -> Any:
         """The engine's answer. Raises ``ApiError`` when the request's time is over."""

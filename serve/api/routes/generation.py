@@ -43,9 +43,9 @@ from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK
 from slm.serve.tools.call_grammar import Reasoning
 
-_ACCEPT_S = 0.5
-"""The engine accepts or refuses a prompt within some milliseconds. After so long a stream begins all the same, and a
-refusal becomes an event of it."""
+_ACCEPT_S = 0.15
+"""The engine accepts or refuses a prompt of usual length within some milliseconds. After so long a stream begins all
+the same, and a refusal becomes an event of it."""
 _ADVICE = {
     False: '"truncation": "auto" drops the oldest messages instead.',
     True: "The system messages and the last turn alone are too long, and these are never dropped.",

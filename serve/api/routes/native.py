@@ -5,7 +5,7 @@ Tested in tests/serve/api/native/test_completion.py, tests/serve/api/native/test
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -16,16 +16,29 @@ from starlette.responses import JSONResponse, Response
 from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
 from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.core.fields import Prompt
+from slm.serve.api.core.replies import encode_event
 from slm.serve.api.core.requests import ChatRequest
-from slm.serve.api.errors import ApiError, no_such_model
+from slm.serve.api.core.streaming import EventStream
+from slm.serve.api.errors import ApiError, no_such_model, not_loaded
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts, SlotChange
-from slm.serve.api.native.shapes import InputTokens, Props, RenderedPrompt, Slot, SlotChanged, SlotTimings, Success
+from slm.serve.api.native.shapes import (
+    InputTokens,
+    Loading,
+    Props,
+    RenderedPrompt,
+    Slot,
+    SlotChanged,
+    SlotTimings,
+    Success,
+)
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.routes.base import RequestContext
 from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices
 from slm.serve.engine.messages import Generate, ListSlots, SlotAction, SlotMoved
 from slm.serve.infill import NO_FIM
+from slm.serve.pool.model_pool import ModelNotLoadedError
+from slm.serve.pool.request_stream import QueueFullError
 
 _ACTIONS: dict[str, Literal["save", "restore", "erase"]] = {"save": "save", "restore": "restore", "erase": "erase"}
 
@@ -219,21 +232,41 @@ class NativeRoutes(GenerationRoutes):
     async def load(self, request: Request) -> Response:
         """POST /models/load"""
         body = await self._read(request, ModelChange)
-        async with self._model(request, self._named(body), None):
+        if body.stream:
+            events = self._loading(body.model)
+            return EventStream(events, on_end=lambda: None, write_timeout_s=self._options.write_timeout_s)
+        await self._pulled(request, body.model, None)
+        async with self._model(request, self._named(body.model), None):
             return JSONResponse(Success(success=True))
+
+    async def _loading(self, model: str) -> AsyncIterator[bytes]:
+        """The events of a model that is downloaded, where it has to be, and loaded."""
+        try:
+            source = self._pool.source
+            if source is not None and source.may(model):
+                async for completed, total in source.progress_of(model):
+                    yield encode_event(Loading(status="downloading", completed=completed, total=total))
+            name = self._named(model)
+            yield encode_event(Loading(status="loading"))
+            (await self._pool.lease(name)).release()
+            yield encode_event(Success(success=True))
+        except ApiError as error:
+            yield encode_event(error.body)
+        except (ModelNotLoadedError, QueueFullError) as error:
+            yield encode_event(not_loaded(str(error)).body)
 
     async def unload(self, request: Request) -> Response:
         """POST /models/unload"""
-        name = self._named(await self._read(request, ModelChange))
+        name = self._named((await self._read(request, ModelChange)).model)
         if not await self._pool.unload(name):
             raise ApiError(400, f"{name} is not loaded.", param="model", code="model_not_loaded")
         return JSONResponse(Success(success=True))
 
-    def _named(self, body: ModelChange) -> str:
+    def _named(self, model: str) -> str:
         """The model's name. Unlike in a request for text, no other model stands in for an unknown one."""
-        found = self._pool.default if body.model == "default" else self._pool.find(body.model)
+        found = self._pool.default if model == "default" else self._pool.find(model)
         if found is None:
-            raise no_such_model(body.model, list(self._pool.models))
+            raise no_such_model(model, list(self._pool.models))
         return found.name
 
 

@@ -2,12 +2,14 @@
 too long are refused, and queries of the vocabulary are answered.
 
 Two threads. One reads the pipe and tokenizes prompts of usual length. The other tokenizes long prompts and answers
-queries, and leaves the cores to running streams: after each piece of work it rests a while.
+queries, and leaves the cores to running streams: after each piece of work it rests a while. What a reply waits for
+comes before queries of clients, of which any number may stand in line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
 import sys
@@ -38,6 +40,9 @@ _LEAST_REST_S, _MOST_REST_S = 0.003, 0.05
 """... at least and at most so many seconds. A query also costs the server's process a part of a core."""
 _NICE = 5
 
+_REPLY, _QUERY, _END = 0, 1, 2
+"""The order of the second thread's work: first what a reply waits for, then what clients ask of the vocabulary."""
+
 Job = Generate | Tokenize | Detokenize
 
 
@@ -47,7 +52,9 @@ class Intake:
     def __init__(self, engine: Engine, pipe: Connection, send: Callable[[list[Event]], None]) -> None:
         self.commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._engine, self._pipe, self._send = engine, pipe, send
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Job | None]] = queue.PriorityQueue()
+        """Each with its rank, and a number by which those of a rank stay in order."""
+        self._n_jobs = itertools.count()
         self._waiting: set[str] = set()
         """Ids of the jobs that have not been canceled."""
         self._lock = threading.Lock()
@@ -60,7 +67,7 @@ class Intake:
     def close(self) -> None:
         """After it, no thread uses the engine."""
         self._closed.set()
-        self._jobs.put(None)
+        self._put(_END, None)
         for each in self._in_use:
             with each:
                 pass
@@ -82,10 +89,13 @@ class Intake:
                 case Generate() if len(command.prompt) <= _USUAL:
                     with self._in_use[0]:
                         self._prepare(command)
+                case Tokenize() if _counts(command) and len(command.text) <= _USUAL:
+                    with self._in_use[0]:
+                        self._answer(command)
                 case Generate() | Tokenize() | Detokenize():
                     with self._lock:
                         self._waiting.add(command.id)
-                    self._jobs.put(command)
+                    self._put(_REPLY if isinstance(command, Generate) or _counts(command) else _QUERY, command)
                 case Cancel() if self._forget(command.id):
                     self._send([Canceled(id=command.id)])
                 case _:
@@ -95,7 +105,7 @@ class Intake:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        while (job := self._jobs.get()) is not None:
+        while (job := self._jobs.get()[2]) is not None:
             if job.id not in self._waiting:
                 continue
             began = time.monotonic()
@@ -108,10 +118,18 @@ class Intake:
     def _do(self, job: Job) -> None:
         if isinstance(job, Generate):
             self._prepare(job, forgettable=True)
-        elif not self._closed.is_set():
-            answer = self._engine.answer(job)
-            if self._forget(job.id):
-                self._send([answer])
+        else:
+            self._answer(job, forgettable=True)
+
+    def _put(self, rank: int, job: Job | None) -> None:
+        self._jobs.put((rank, next(self._n_jobs), job))
+
+    def _answer(self, query: Tokenize | Detokenize, *, forgettable: bool = False) -> None:
+        if self._closed.is_set():
+            return
+        answer = self._engine.answer(query)
+        if not forgettable or self._forget(query.id):
+            self._send([answer])
 
     def _prepare(self, request: Generate, *, forgettable: bool = False) -> None:
         if self._closed.is_set():
@@ -132,3 +150,8 @@ class Intake:
             waited = job_id in self._waiting
             self._waiting.discard(job_id)
             return waited
+
+
+def _counts(query: Generate | Tokenize | Detokenize) -> bool:
+    """Whether a reply waits for the number of these tokens."""
+    return isinstance(query, Tokenize) and query.limit is not None

@@ -18,7 +18,7 @@ def every_route(model_path) -> list[tuple[str, str]]:
     return sorted((method, route.path) for route in routes for method in route.methods)
 
 
-KEYED = ["serve.api_keys=[first,1_000,c2xtLWtleQ==]", "serve.cors_origins=[http://friend.example]"]
+KEYED = ["serve.api_keys=[first,1_000,c2xtLWtleQ==]", "serve.cors_origins=[http://friend.example,localhost]"]
 WRONG = [
     {},
     {"Authorization": "Bearer"},
@@ -99,3 +99,19 @@ def test_no_other_origin_may_read(keyed, server):
             assert "access-control-allow-origin" not in answer.headers
     answer = httpx.get(keyed.url + "/v1/models", headers={"Origin": "http://friend.example", **key})
     assert answer.headers["access-control-allow-origin"] == "http://friend.example"
+
+
+def test_pages_of_this_machine_by_a_word(keyed):
+    """On every port; a name that only begins like it is another machine's."""
+    ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    for origin in ("http://localhost", "http://localhost:3000", "https://127.0.0.1:3000", "http://[::1]:5173"):
+        answer = httpx.options(keyed.url + "/v1/completions", headers={"Origin": origin, **ask})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    for origin in (
+        "http://localhost.evil.com",
+        "http://notlocalhost",
+        "http://127.0.0.1.evil.com",
+        "http://localhost:x",
+    ):
+        answer = httpx.options(keyed.url + "/v1/completions", headers={"Origin": origin, **ask})
+        assert "access-control-allow-origin" not in answer.headers

@@ -18,6 +18,8 @@ def served(name: str, *, loaded: bool) -> SimpleNamespace:
         restarts=1,
         prompt_tokens=1_000_000,
         cached_tokens=300,
+        prefill_s=500.0,
+        decode_s=2.0,
         completion_tokens=70,
         drafted_tokens=9,
         accepted_tokens=4,
@@ -30,7 +32,7 @@ def served(name: str, *, loaded: bool) -> SimpleNamespace:
     counters.ttft.observe(500.0)
     counters.itl.observe(0.004, 3)
     counters.e2e.observe(1.5)
-    stats = SimpleNamespace(running=2, waiting=1, kv_used=77, preempted=4, threads=2)
+    stats = SimpleNamespace(running=2, waiting=1, kv_used=77, preempted=4, threads=2, steps=8, in_steps=20)
     engine = SimpleNamespace(ready=True, n_in_flight=3, stats=stats)
     info = SimpleNamespace(kv_tokens=2048)
     model = SimpleNamespace(engine=engine, info=info, n_bytes=123_456_789) if loaded else None
@@ -86,6 +88,26 @@ def test_what_is_counted_over_http(server):
     assert server.metrics()["slm_kv_tokens"] >= 2048
 
 
+def test_llama_servers_names(server):
+    """They equal the answers' timings, also where the prompt is cached."""
+    body = {"prompt": "the quick brown fox jumps over the lazy dog " * 3, "n_predict": 4, "ignore_eos": True}
+    before, timings = server.metrics(), []
+    for _ in range(2):
+        timings.append(httpx.post(server.url + "/completion", json=body).json()["timings"])
+    server.wait(lambda: server.metrics()["llamacpp:requests_processing"] == 0)
+    after = server.metrics()
+    grown = {name: after[name] - before[name] for name in after if name.startswith("llamacpp:")}
+    assert timings[1]["cache_n"] > 0
+    assert grown["llamacpp:prompt_tokens_total"] == sum(each["prompt_n"] for each in timings)
+    assert grown["llamacpp:prompt_tokens_cached_total"] == sum(each["cache_n"] for each in timings)
+    assert grown["llamacpp:tokens_predicted_total"] == 8
+    assert grown["llamacpp:n_decode_total"] >= 8
+    assert grown["llamacpp:prompt_seconds_total"] > 0
+    assert grown["llamacpp:tokens_predicted_seconds_total"] > 0
+    assert after["llamacpp:predicted_tokens_seconds"] > 0
+    assert after["llamacpp:n_busy_slots_per_decode"] >= 1
+
+
 def test_the_engine_tells_its_state_while_it_works(slow_server):
     server = slow_server
     body = {"prompt": "x", "max_tokens": 4000, "stream": True, "ignore_eos": True}
@@ -106,6 +128,6 @@ def test_the_format(server):
     for line in text.splitlines():
         if line.startswith("#"):
             continue
-        name = re.fullmatch(r'(\w+)(\{\w+="[^"]*"\})? [\d.e+-]+', line).group(1)
+        name = re.fullmatch(r'([\w:]+)(\{\w+="[^"]*"\})? [\d.e+-]+', line).group(1)
         base = re.sub(r"_(bucket|sum|count)$", "", name)
         assert name in kinds or kinds[base] == "histogram", line

@@ -93,6 +93,19 @@ def test_a_prompt_of_usual_length_does_not_wait_for_texts_of_megabytes(running):
     assert running.intake.commands.get(timeout=20) == Cancel(id="never")
 
 
+def test_what_a_reply_waits_for_comes_before_queries_of_clients(engine, running):
+    """Each query was followed by a rest, so that fifty clients kept a long conversation for a quarter of a second."""
+    text = "the old fox " * 30
+    running.ask(Tokenize(id="first", text=LONG, **PLAIN), *(Tokenize(id=str(i), text=text, **PLAIN) for i in range(50)))
+    running.ask(Tokenize(id="count", text=text, limit=40, **PLAIN), Tokenize(id="long", text=LONG, limit=40, **PLAIN))
+    running.ask(Generate(id="refused", prompt=LONG))
+    seen = [running.event().id for _ in range(54)]
+    assert seen.index("count") <= 1
+    assert seen.index("long") <= 2
+    assert seen.index("refused") <= 3
+    assert [key for key in seen if key.isdigit()] == [str(i) for i in range(50)]
+
+
 def test_the_end_of_the_server_ends_the_loop(engine):
     running = Running(engine)
     running.pipe.close()
