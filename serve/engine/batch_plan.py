@@ -9,6 +9,8 @@ Tested in tests/serve/engine/test_scheduler.py, tests/serve/engine/test_shared_p
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -145,6 +147,7 @@ def make_plan(
     drafts: Mapping[str, Seq[int]] | None = None,
     n_prefilled: int = 0,
     kept: Mapping[int, Seq[int]] | None = None,
+    shortest_first: bool = False,
 ) -> Plan:
     """The next batch.
 
@@ -154,10 +157,11 @@ def make_plan(
     everywhere, the numbers of tokens after which their state is kept.
 
     Every generating sequence gets its newest token, those that a grammar forced behind it, and its draft tokens. The
-    rest of the batch goes to prompts in order of arrival, those that run first. A waiting sequence is admitted when a
-    slot is free and its tokens fit into the cache next to what the others hold. Nobody overtakes the head of the queue,
-    with one exception: a sequence with a pending prefix-cache hit (its prefix is being computed for another) waits
-    until that can be copied. A slot and room in the cache are reserved for it.
+    rest of the batch goes to prompts in order of arrival, those that run first; with ``shortest_first`` to the one with
+    the fewest tokens left, so that a short prompt does not wait for all of a long one. A waiting sequence is admitted
+    when a slot is free and its tokens fit into the cache next to what the others hold. Nobody overtakes the head of the
+    queue, with one exception: a sequence with a pending prefix-cache hit (its prefix is being computed for another)
+    waits until that can be copied. A slot and room in the cache are reserved for it.
 
     Where batches are not mixed, prompts come first, one after the other, so that each gets its first token early. The
     next decode step comes when the prompts have had their ``prefill_chunk``, or when there are none.
@@ -171,19 +175,46 @@ def make_plan(
         most = limits.batch - sum(len(chunk.tokens) for chunk in decode)
         room = min(most, limits.prefill_chunk if generating else limits.alone_chunk)
         plan = _plan_prefill(
-            running, waiting, free_slots, limits, cached or {}, kept or {}, room, most, enough=limits.batch
+            _prefilling(running, shortest_first),
+            running,
+            waiting,
+            free_slots,
+            limits,
+            cached or {},
+            kept or {},
+            room,
+            most,
+            enough=limits.batch,
         )
         return replace(plan, chunks=decode + plan.chunks)
     room = min(limits.batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
     if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
         return Plan((), decode)
     plan = _plan_prefill(
-        running, waiting, free_slots, limits, cached or {}, kept or {}, room, limits.batch, enough=SMALL_CHUNK
+        _prefilling(running, shortest_first),
+        running,
+        waiting,
+        free_slots,
+        limits,
+        cached or {},
+        kept or {},
+        room,
+        limits.batch,
+        enough=SMALL_CHUNK,
     )
     return plan if plan.chunks else replace(plan, chunks=decode)
 
 
+def _prefilling(running: Seq[Sequence], shortest_first: bool) -> list[tuple[float, Sequence]]:
+    """Running sequences with a prompt to compute, and how long a waiting prompt may be that goes before each."""
+    found = [each for each in running if each.n_to_compute > 0 and not each.generating]
+    if not shortest_first:
+        return [(-1, each) for each in found]
+    return sorted(((each.n_to_compute - 1, each) for each in found), key=lambda pair: pair[0])
+
+
 def _plan_prefill(
+    prefilling: Seq[tuple[float, Sequence]],
     running: Seq[Sequence],
     waiting: Iterable[Sequence],
     free_slots: Seq[int],
@@ -196,22 +227,25 @@ def _plan_prefill(
     enough: int,
 ) -> Plan:
     """Prefill chunks of at most ``room`` tokens (of ``n_batch`` where a rest would be short); once they have ``enough``
-    tokens, no other is added."""
+    tokens, no other is added. ``prefilling``: the running ones in their order (``_prefilling``)."""
     chunks: list[Chunk] = []
     admitted: list[tuple[str, int]] = []
     n_cached: list[int] = []
     copied_from: list[int | None] = []
     stops: list[tuple[int, ...]] = []
     least_room = max(limits.fixed_chunk, 1, room - enough + 1)
-    for sequence in running:
-        if room < least_room:
-            break
-        if sequence.n_to_compute == 0 or sequence.generating:
-            continue
-        if most := _most(sequence, sequence.n_computed, room, n_batch, limits):
-            chunks.append(_chunk(sequence, sequence.slot, most))
-            room -= len(chunks[-1].tokens)
-            n_batch -= len(chunks[-1].tokens)
+    left = deque(prefilling)
+
+    def go_on(before: float) -> None:
+        """Chunks of running sequences that come before a waiting prompt of so many tokens."""
+        nonlocal room, n_batch
+        while left and left[0][0] < before and room >= least_room:
+            sequence = left.popleft()[1]
+            if most := _most(sequence, sequence.n_computed, room, n_batch, limits):
+                chunks.append(_chunk(sequence, sequence.slot, most))
+                room -= len(chunks[-1].tokens)
+                n_batch -= len(chunks[-1].tokens)
+
     # Each running sequence may need one more cell per step: leave one for everybody.
     n_held = sum(len(sequence.tokens) + 1 for sequence in running)
     slots = list(free_slots)
@@ -219,6 +253,7 @@ def _plan_prefill(
     computing = list(running)
     n_reserved = 0
     for sequence in waiting:
+        go_on(len(sequence.tokens))
         if room < least_room or len(slots) <= n_reserved:
             break
         if (running or admitted) and n_held + len(sequence.tokens) + 1 > limits.kv_tokens:
@@ -242,6 +277,7 @@ def _plan_prefill(
         computing.append(replace(sequence, slot=choice.slot, n_computed=choice.n_cached))
         room -= len(chunks[-1].tokens)
         n_batch -= len(chunks[-1].tokens)
+    go_on(math.inf)
     return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from), tuple(stops))
 
 

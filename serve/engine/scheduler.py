@@ -81,6 +81,9 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._n_prefilled = 0
         """Prompt tokens computed since the last decode step, while sequences generate."""
+        self._by_length = True
+        """Whether the next prompt tokens are the shortest prompt's. Every other time, so that a long prompt gets half
+        of the steps however many short ones come."""
 
     @property
     def n_running(self) -> int:
@@ -179,7 +182,15 @@ class Scheduler:
         free = self._slots.free() if self._waiting else []
         cached = {slot: self._slots.cached(slot) for slot in free} if self._waiting else {}
         plan = make_plan(
-            self._running, self._waiting, free, self._limits, cached, drafts, self._n_prefilled, kept(free)
+            self._running,
+            self._waiting,
+            free,
+            self._limits,
+            cached,
+            drafts,
+            self._n_prefilled,
+            kept(free),
+            self._by_length,
         )
         if plan.admitted:
             plan = replace(plan, displaced=tuple(tuple(cached[slot]) for _, slot in plan.admitted))
@@ -209,6 +220,7 @@ class Scheduler:
                 n_prompt += len(chunk.tokens)
             sequence.n_computed = chunk.start + len(chunk.tokens) - chunk.n_drafted
         self._n_prefilled = self._n_prefilled + n_prompt if someone_waits else 0
+        self._by_length ^= n_prompt > 0
         return n_prompt
 
     def preempt(self) -> tuple[Sequence, int] | None:

@@ -47,6 +47,38 @@ def test_running_prompts_go_before_waiting_ones():
     ]
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_a_short_prompt_waits_for_one_step_of_a_long_one(mixed):
+    """Every other step goes to the prompt with the fewest tokens left, so the long one goes on, too."""
+    scheduler = Scheduler(slots=3, limits=Limits(batch=64, prefill_chunk=16, kv_tokens=10_000, mixed=mixed))
+    scheduler.add(waiting("long", 1000))
+    scheduler.commit(scheduler.plan())
+    for key in ("one", "two"):
+        scheduler.add(waiting(key, 100))
+    seen = []
+    for _ in range(5):
+        plan = scheduler.plan()
+        seen.append([chunk.sequence_id for chunk in plan.chunks])
+        scheduler.commit(plan)
+    assert seen == [["long"], ["one"], ["long"], ["one", "two"], ["long"]]
+
+
+def test_a_long_prompt_gets_half_of_the_steps_however_many_short_ones_come():
+    scheduler = Scheduler(slots=2, limits=LIMITS)
+    scheduler.add(long := waiting("long", 640))
+    steps = 0
+    while steps < 100 and long.n_computed < 640:
+        if not scheduler.n_waiting:
+            scheduler.add(waiting(f"{steps}", 50))
+        plan = scheduler.plan()
+        scheduler.commit(plan)
+        for chunk in plan.chunks:
+            if chunk.sequence_id != "long" and chunk.logits == "last":
+                scheduler.remove(chunk.sequence_id)
+        steps += 1
+    assert steps <= 20
+
+
 def test_no_slot_no_admission():
     plan = make_plan([generating("a", 0)], [waiting("b", 3)], [], LIMITS)
     assert plan.admitted == ()

@@ -147,7 +147,8 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
 )
 def test_loss_and_gradients_are_the_models(shape, length, kernels):
     model = new_model(**SHAPES[shape])
-    check(model, Fused(model, kernels), *batch(3, length))
+    rows = 12 if length == 1 else 3  # a gain's gradient over three positions is a sum of three roundings
+    check(model, Fused(model, kernels), *batch(rows, length))
 
 
 @pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
