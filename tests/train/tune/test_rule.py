@@ -51,9 +51,10 @@ def test_few_conversations_are_all_learned_and_many_are_held_out_to_stop_by():
     assert choose(found(40, held_out=True)).patience == PATIENCE
 
 
-def test_a_time_too_short_for_enough_updates_gets_smaller_steps_and_a_higher_rate():
+def test_a_time_too_short_for_enough_updates_gets_steps_of_four_conversations_and_a_higher_rate():
     short_time, long_time = choose(found(40, seconds=120)), choose(found(40, seconds=1200))
-    assert (short_time.step_tokens, short_time.lr_ratio) == (64, 2.0)
+    assert (short_time.step_tokens, short_time.lr_ratio) == (256, 4.0)
+    assert short_time.eval_every > 60  # what stops nothing takes no time from the updates
     assert (long_time.step_tokens, long_time.lr_ratio) == (choose(found(40)).step_tokens, 1.0)
     assert choose(found(40, seconds=120, optimizer="muon")).lr_ratio == 1.0
 
@@ -63,7 +64,7 @@ def test_a_shared_beginning_leaves_time_for_more_updates():
     assert (alike.step_tokens, alike.lr_ratio) == (plain.step_tokens, plain.lr_ratio)  # learned no better
     assert choose(found(600, seconds=300, shared=40)).eval_every > choose(found(600, seconds=300)).eval_every
     # Enough updates of 128 tokens fit, of which half are computed: the step is no short one.
-    assert choose(found(40, seconds=180)).lr_ratio == 2.0
+    assert choose(found(40, seconds=180)).lr_ratio == 4.0
     assert choose(found(40, seconds=180, shared=40)).lr_ratio == 1.0
 
 
