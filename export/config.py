@@ -19,7 +19,7 @@ class CalibrationConfig:
     text: Path | None = None
     """A UTF-8 file; None takes the run's calibration.txt, else slm's general text."""
     more_texts: list[Path] = field(default_factory=list)
-    """Further UTF-8 files, each measured as ``text`` is; the importance matrix is that of all."""
+    """Further UTF-8 files, each measured as ``text`` is; the importance matrix counts all of them."""
     files: list[Path] = field(default_factory=list)
     """Importance matrices (GGUF or .dat, of this program or of llama-imatrix) to use; without ``text`` in place of a
     measurement, with it merged with one."""

@@ -47,7 +47,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_symlink() or path.name.startswith(".") or not path.is_dir():
             continue
-        # Of a folder that is closed to us only the name is known: its card says so.
+        # A folder that is closed to us shows only its name: its card says so.
         if (
             not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
             or (path / runs.CONFIG).is_file()

@@ -23,7 +23,7 @@ TURNS = {
 }
 """Pattern, and how often it may occur. Lower the number when you mend some; never raise it."""
 SLACK = 8
-"""So many fewer than its budget a turn may be before the budget has to follow."""
+"""A turn may fall this far below its budget before the budget has to follow."""
 
 
 @pytest.fixture(scope="module")

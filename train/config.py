@@ -551,5 +551,5 @@ class RunConfig:
 
     @property
     def teacher_root(self) -> Path:
-        """That of the run which trains the teacher of this one (``distill.born_again``)."""
+        """The directory of the run that trains the teacher of this one (``distill.born_again``)."""
         return teacher_folder(self.root)

@@ -53,7 +53,7 @@ def n_blocks(lengths: Sequence[int], size: int) -> int:
 
 
 class Conversations:
-    """A stream of conversations as marked tokens. Its position is that of the documents.
+    """A stream of conversations as marked tokens. Its position is the documents' position.
 
     A conversation longer than a block keeps its beginning. One without a scored token in it is left out, as is one that
     the template refuses. UserError where so many of them follow each other that nothing else may come.
@@ -152,7 +152,7 @@ class ConversationPacker:
     ``room``: conversations share a block up to so many tokens (None: ``seq_len``), a longer one has its own block,
     and each block is only as long as what is in it, in steps of ``LENGTH_MULTIPLE``.
 
-    Its position is that of a group's first conversation and the number of the block in the group, so the state is a few
+    Its position is the group's first conversation and the number of the block in the group, so the state is a few
     numbers. On resuming, the group is read again. A finite stream ends with its last conversation.
     """
 

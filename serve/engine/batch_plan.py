@@ -237,7 +237,7 @@ def _plan_prefill(
     left = deque(prefilling)
 
     def go_on(before: float) -> None:
-        """Chunks of running sequences that come before a waiting prompt of so many tokens."""
+        """Chunks of running sequences that come before a waiting prompt of ``before`` tokens."""
         nonlocal room, n_batch
         while left and left[0][0] < before and room >= least_room:
             sequence = left.popleft()[1]

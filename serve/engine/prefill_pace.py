@@ -28,7 +28,7 @@ class PrefillPace:
     """Learns the time of a prompt token while prompts are computed.
 
     ``text_s``: seconds between two texts of a stream, where tokens come faster than that. ``tile``: steps have
-    multiples of so many tokens, or fewer where streams would wait too long for one.
+    multiples of this number of tokens, or fewer where streams would wait too long for one.
     """
 
     def __init__(self, *, text_s: float, tile: int = 1) -> None:

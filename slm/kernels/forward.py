@@ -172,7 +172,7 @@ def norm_wide(work: Workspace, index: int, s: Activations) -> None:
 
 
 def wide_norms(work: Workspace, index: int, s: Activations) -> list[tuple[slice, RMSNorm, Tensor, Tensor]]:
-    """Of queries and keys: their columns, their norm over all heads, their values before it, and 1 / rms."""
+    """For queries and keys: their columns, their norm over all heads, their values before it, and 1 / rms."""
     attention, (raw_q, raw_k), (rms_q, rms_k) = work.layers[index].self_attn, s.raw, s.inverse_rms_qk
     width = raw_q.shape[1]
     queries, keys = slice(0, width), slice(width, width + raw_k.shape[1])

@@ -36,7 +36,7 @@ class Traits:
     qk_norm: bool = False
     """An RMSNorm over each head's queries and keys."""
     wide_qk_norm: bool = False
-    """That norm is one over the values of all heads, and not one over each head's."""
+    """The norm is one over the values of all heads, and not one over each head's."""
     pre_norms: bool = True
     """Attention and feed-forward have an RMSNorm before them."""
     post_norms: bool = False

@@ -24,7 +24,7 @@ _NUMBERS = (
 )
 """Keys of config.json whose values are numbers; those of ``_FRACTIONS`` need not be whole."""
 ROPE_PATTERN = 4
-"""SmolLM3: one of so many layers, the last of them, has no rotary positions. llama.cpp knows no other pattern."""
+"""SmolLM3: every layer with a multiple of this number has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
 _CONV_WIDTH = 3
 CONV_PATTERN = 2
@@ -240,7 +240,7 @@ class ModelConfig:
             )
         if self.arch == "olmo2" and self.tie_embeddings:
             raise UserError(
-                "a tied olmo2 model does not run in llama.cpp: give it a head of its own (model.tie_embeddings=false)"
+                "a tied olmo2 model does not run in llama.cpp: give it a separate head (model.tie_embeddings=false)"
             )
         if self.arch in ("qwen2", "lfm2", "granite") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(

@@ -96,7 +96,7 @@ async def look(request: Request) -> Response:
     words = ["data-stats", f"stats.max_docs={most}", f"stats.max_mb={LOOKED_MB}", "stats.plot="]
     words.append(f"tokenizer.sample_bytes={TOKENIZER_MB}000000")
     if values.get("chat"):
-        # All are counted here; what tuning puts aside of so many is part of the answer.
+        # All are counted here; what tuning puts aside of that number is part of the answer.
         words += ["data=chat", files_word(found.places, sources(found.places, values)), "data.val_fraction=0"]
     else:
         searched = await asyncio.to_thread(_searched, sources(found.places, values))

@@ -23,7 +23,7 @@ from slm.studio.routes.base import Studio, answer, body, events, seconds, studio
 EVERY_S = 1.0
 """Seconds between two readings of the queue."""
 LINE_BYTES = 16 << 10
-"""Of a log for its last line, every second."""
+"""The end of a log that is read for its last line, every second."""
 LOG_BYTES = 256 << 10
 """The most of a log that is sent at once."""
 

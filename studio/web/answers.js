@@ -129,7 +129,7 @@ export function Answers({ query, entered, jobs }) {
         <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
       </div>
       <label class="check"><input type="checkbox" checked=${aside} onChange=${(event) => setAside(event.target.checked)} />put a tenth of the conversations aside, and score the model on those</label>
-      <p class="quiet">The model is asked some of the questions before and after. Of fewer than 200 conversations none is put aside unless you say so: facts that are not learned cannot be known.</p>
+      <p class="quiet">The model is asked some of the questions before and after. With fewer than 200 conversations none is put aside unless you say so: facts that are not learned cannot be known.</p>
     </form>`}
     <${Problem} text=${state.error} />`;
 }

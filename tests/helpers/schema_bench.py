@@ -1,7 +1,7 @@
 """What becomes of many schemas: enforced, relaxed or refused, and whether random texts of their grammars are valid.
 
 ``python -m tests.helpers.schema_bench FOLDER [N]`` prints a table for ``maskbench/data`` of a copy of JSONSchemaBench
-(github.com/guidance-ai/jsonschemabench), whose files hold a schema and values that are valid and invalid under it;
+(github.com/guidance-ai/jsonschemabench), where each file holds a schema and values that are valid and invalid under it;
 interrupted, of those that it has looked at.
 """
 
@@ -27,7 +27,7 @@ KINDS = ("enforced", "notes", "relaxed", "refused")
 
 @dataclass
 class Outcome:
-    """Of one schema."""
+    """One schema's."""
 
     kind: str
     said: tuple[str, ...] = ()

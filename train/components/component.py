@@ -109,7 +109,7 @@ class Component:
         """The model was scored; ``improved``: lower than ever."""
 
     def forget_losses(self) -> None:
-        """Earlier losses are those of another model."""
+        """Another model had the earlier losses."""
 
     # The end of the run.
 

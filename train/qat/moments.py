@@ -26,7 +26,7 @@ PART = 16
 """One of so many tokens that training reads from there on is measured, between these bounds: a token costs about a
 third of what it costs in training."""
 CHARACTERS_PER_TOKEN = 8
-"""That are cut out for each token, so that a piece hardly ever has too few."""
+"""Pieces that are cut out for each token, so that a piece hardly ever has too few."""
 
 
 def input_moments(

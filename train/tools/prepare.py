@@ -35,7 +35,7 @@ class PrepareConfig(RunConfig):
     out: str = "corpus"
     """The folder that gets the corpus."""
     processes: int = 0
-    """That read and tokenize; 0: as many as there are cores."""
+    """Processes that read and tokenize; 0: as many as there are cores."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

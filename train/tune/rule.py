@@ -22,7 +22,7 @@ for ``LEAST_UPDATES`` of the least step. An update then costs as much as the tok
 share at their beginning is computed once: forty facts in two minutes, 12 to 22 right instead of 6 with steps of one
 conversation, 10 of eight (docs/results/chat.md)."""
 SHARES = 1 / 4
-"""So much of a conversation is a shared beginning that the plan names."""
+"""The plan names a shared beginning from this share of a conversation on."""
 UPDATES_IN_A_PASS = 150
 """A step is so small that one pass over the conversations has so many updates, down to the least step."""
 LEAST_UPDATES = 160
@@ -49,7 +49,7 @@ time then has that at its end alone."""
 PATIENCE = 3
 """Validations in a row without improvement after which a run with held-out conversations ends."""
 VALIDATION_SHARE, FEW_VALIDATION_SHARE = 0.1, 0.03
-"""Of a run's time at most, for all its validations together; and where they stop nothing."""
+"""A run's validations take at most this share of its time together; and where they stop nothing, this one."""
 SCORING = 1 / 3
 """What a token costs in a validation, in units of a training token."""
 STEP_BETA2, STEP_TOKENS = 0.95, 4096
@@ -221,7 +221,7 @@ def _passes(steps: float, *, timed: bool) -> float:
 
 
 def held_out(conversations: int | None) -> float:
-    """The share that is held out of so many conversations; None: not known how many."""
+    """The share that is held out of this number of conversations; None: not known how many."""
     if conversations is None:
         return HELD_OUT
     if conversations < HELD_OUT_FROM:

@@ -239,7 +239,7 @@ class Block:
     kind: BlockKind
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     name: str = ""
-    """Of the function, for a call."""
+    """The function's, for a call."""
     text: str = ""
     """For a call, its arguments."""
     done: bool = False
@@ -256,7 +256,7 @@ class BlockBuilder(ResponseBuilder):
         self._reader = ReplyReader(form.calls, form.reasoning)
         self._blocks: list[Block] = []
         self._events: list[dict[str, Any]] = []
-        """Of the event that was added last."""
+        """The event that was added last."""
 
     def add(self, index: int, event: PrefillDone | Delta) -> None:
         """Takes an event of the only choice."""

@@ -54,7 +54,7 @@ class Usage(TypedDict):
 
 @_closed
 class Timings(TypedDict):
-    """llama-server's figures of a response. Of several choices, the times are the longest one's."""
+    """llama-server's figures of a response; with several choices, the times of the longest one."""
 
     cache_n: Annotated[int, Field(description="prompt tokens found in the prefix cache")]
     prompt_n: Annotated[int, Field(description="prompt tokens that were computed")]

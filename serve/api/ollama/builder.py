@@ -36,7 +36,7 @@ class OllamaBuilder(ResponseBuilder):
         self._kind = kind
         self._message = Message(reader=ReplyReader(form.calls, form.reasoning))
         self._pieces: list[Piece] = []
-        """Of the event that was added last."""
+        """The event that was added last."""
         self._n_sent_calls = 0
         self._began = time.perf_counter()
 

@@ -34,7 +34,7 @@ class ChatCompletionBuilder(ResponseBuilder):
         form = form or ReplyForm()
         self._messages = [Message(reader=ReplyReader(form.calls, form.reasoning)) for _ in range(n_choices)]
         self._pieces: list[Piece] = []
-        """Of the event that was added last."""
+        """The event that was added last."""
 
     def add(self, index: int, event: PrefillDone | Delta) -> None:
         """Takes an event of choice ``index``."""

@@ -124,6 +124,6 @@ def test_llama_cpps_own_converter_writes_the_same(converted, arch):
     assert {key: mine.get(key) for key in reference} == reference
     # Only what the converter leaves out for Qwen and writes for Llama, and what it leaves to llama.cpp's default.
     more = ["vocab_size", "rope.dimension_count", "attention.sliding_window_pattern"]
-    if arch == "granite":  # whose heads together are as wide as the model
+    if arch == "granite":  # its heads together are as wide as the model
         more += ["attention.key_length", "attention.value_length"]
     assert set(mine) - set(reference) <= {f"{arch}.{key}" for key in more}

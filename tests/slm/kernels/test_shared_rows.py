@@ -63,7 +63,7 @@ def test_text_that_is_scored_throughout_has_all_its_rows():
     assert shared_rows(ids, torch.full_like(targets, IGNORED), starts) is None
 
 
-# What is copied and summed does not depend on the products: one shape in the format whose sums are rounded.
+# What is copied and summed does not depend on the products: one shape in the format that rounds its sums.
 @pytest.mark.parametrize(("shape", "name"), [*((shape, "avx2") for shape in SHAPES), ("qk-norm", "avx512bf16")])
 def test_loss_and_gradients_are_the_models(shape, name):
     kernels, model, (ids, targets, starts) = kernels_for_test(name), new_model(**SHAPES[shape]), several()

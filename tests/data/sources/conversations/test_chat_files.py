@@ -88,7 +88,7 @@ def test_bad_records_are_counted_and_the_first_is_shown(tmp_path):
 
 
 def test_a_key_that_stands_twice_makes_a_bad_record(tmp_path):
-    """Of two lists of messages Python keeps the last."""
+    """Python keeps the last of two lists of messages."""
     file = tmp_path / "chats.jsonl"
     twice = '{"question": "a", "answer": "b", "answer": "c"}'
     file.write_text("\n".join([*(json.dumps(each) for each in records(4)), twice]))
