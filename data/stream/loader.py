@@ -203,6 +203,11 @@ class Loader:
         for key, mine in self._identity.items():
             saved = state.get(key)
             if saved != mine:
+                if key == "version":
+                    raise UserError(
+                        "the run was begun by another version of slm, which noted its position in the text in another "
+                        f"form ({saved}, not {mine}): start a new run from its weights with model=runs/NAME"
+                    )
                 if key == "revision":
                     raise UserError(
                         f"the saved position is in the commit {saved} of the data set on the Hub, not {mine}: name the "

@@ -434,6 +434,12 @@ def test_a_moved_branch_is_named(corpus, tokenizer):
         batches.load_state_dict(state)
 
 
+def test_a_position_of_another_version_is_named(corpus, tokenizer):
+    batches = loader(files(corpus), tokenizer)
+    with pytest.raises(UserError, match=r"begun by another version of slm.*\(2, not 3\).*model=runs/NAME"):
+        batches.load_state_dict(batches.state_dict() | {"version": 2})
+
+
 def test_a_resumed_run_reads_the_commits_that_it_began_with():
     one = DataConfig(kind="hub", path="owner/one")
     assert at_saved_commits(one, {"revision": "abc"}).revision == "abc"
