@@ -44,7 +44,7 @@ def watch() -> None:
         with writes:  # kept open as long as this waits
             while reads.recv(1) != bytes([signal.SIGINT]):
                 pass
-            if raised.wait(TOLD_SECONDS):
+            if raised.wait(TOLD_SECONDS) or signal.getsignal(signal.SIGINT) is not interrupt:
                 return
             print("interrupted: ending what is being computed", file=sys.stderr, flush=True)
             if not raised.wait(END_SECONDS) and signal.getsignal(signal.SIGINT) is interrupt:
