@@ -20,6 +20,8 @@ TOLD_SECONDS = 0.3
 """After so long without ``KeyboardInterrupt`` a line says that Ctrl-C has arrived."""
 END_SECONDS = 4.0
 """After so long more the process ends. Files are written under other names and renamed, so none is left half done."""
+_OPEN: list[socket.socket] = []
+"""Python writes each signal's byte until the process ends, whoever handles it."""
 
 
 def watch() -> None:
@@ -29,6 +31,7 @@ def watch() -> None:
     raised = threading.Event()
     reads, writes = socket.socketpair()
     writes.setblocking(False)
+    _OPEN.extend((reads, writes))
     signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
 
     def leave() -> None:
@@ -41,14 +44,13 @@ def watch() -> None:
         raise KeyboardInterrupt
 
     def look() -> None:
-        with writes:  # kept open as long as this waits
-            while reads.recv(1) != bytes([signal.SIGINT]):
-                pass
-            if raised.wait(TOLD_SECONDS) or signal.getsignal(signal.SIGINT) is not interrupt:
-                return
-            print("interrupted: ending what is being computed", file=sys.stderr, flush=True)
-            if not raised.wait(END_SECONDS) and signal.getsignal(signal.SIGINT) is interrupt:
-                os._exit(EXIT_INTERRUPTED)
+        while reads.recv(1) != bytes([signal.SIGINT]):
+            pass
+        if raised.wait(TOLD_SECONDS) or signal.getsignal(signal.SIGINT) is not interrupt:
+            return
+        print("interrupted: ending what is being computed", file=sys.stderr, flush=True)
+        if not raised.wait(END_SECONDS) and signal.getsignal(signal.SIGINT) is interrupt:
+            os._exit(EXIT_INTERRUPTED)
 
     os.register_at_fork(after_in_child=leave)
     signal.signal(signal.SIGINT, interrupt)

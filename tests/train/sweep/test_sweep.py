@@ -86,11 +86,14 @@ def test_a_sweep_goes_on_where_it_was_and_stops_its_losers(words, tmp_path, capf
         sweep.main([*words, "optim.warmup_steps=3", grid], idle)
 
 
-def test_a_sweep_in_which_nothing_survives_a_rung_says_so(words):
-    """Every run fails before the first comparison."""
+def test_a_sweep_in_which_nothing_survives_a_rung_says_so(words, tmp_path):
+    """Every run fails before the first comparison. A text that is missing is said before the first run."""
     broken = [word for word in words if not word.startswith("data.files=")]
-    with pytest.raises(UserError, match=r"no run of the sweep could train: .*logs"):
+    with pytest.raises(UserError, match=r"there is no file /nowhere.txt"):
         sweep.main([*broken, "data.files=[/nowhere.txt]", "optim.lr=0.1,0.2"], Starts())
+    (tmp_path / "short.txt").write_text("too short")
+    with pytest.raises(UserError, match=r"no run of the sweep could train: .*logs"):
+        sweep.main([*broken, f"data.files=[{tmp_path / 'short.txt'}]", "optim.lr=0.1,0.2"], Starts())
 
 
 def test_a_sweep_that_runs_is_not_set_aside(words, tmp_path):
