@@ -28,7 +28,14 @@ def checkout(folder: Path) -> Path:
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, folder)
     shutil.copytree(REPOSITORY / "slm" / "setup", folder / "slm" / "setup")
-    for name in ("slm/__init__.py", "slm/cli.py", "slm/early_interrupt.py", "data/__init__.py", "data/errors.py"):
+    for name in (
+        "slm/__init__.py",
+        "slm/cli.py",
+        "slm/early_interrupt.py",
+        "slm/late_interrupt.py",
+        "data/__init__.py",
+        "data/errors.py",
+    ):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, folder / name)
     (folder / "slm" / "llama").mkdir()
