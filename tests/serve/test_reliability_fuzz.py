@@ -21,7 +21,7 @@ from slm.serve.api.errors import ApiError
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingParams
+from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingDefaults, SamplingParams
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import of_json
 
@@ -34,7 +34,8 @@ LIMITS = settings(
     print_blob=False,
 )
 KINDS = [CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest]
-INFO = ModelInfo(**{**{field.name: 0 for field in fields(ModelInfo)}, "n_vocab": 300, "n_embd": 8, "context": 64})
+SIZES = {"n_vocab": 300, "n_embd": 8, "context": 64, "sampling": SamplingDefaults()}
+INFO = ModelInfo(**{field.name: 0 for field in fields(ModelInfo)} | SIZES)
 NAMES = sorted({name for cls in KINDS for name in cls.model_fields} | {"tools", "user", "x"})
 
 SCALARS = st.one_of(
