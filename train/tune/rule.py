@@ -139,8 +139,8 @@ def choose(found: Findings) -> Choice:
         passes = steps * own / max(1e-9, in_a_pass)
     timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len))))
     stops = apart > 0 if found.held_out is None else found.held_out
-    validations = VALIDATIONS if stops else 1 if _is_short(found) else FEW_VALIDATIONS
-    every = max(1, math.ceil(timed / validations))
+    at_end = _is_short(found) and not stops
+    every = max(1, math.ceil(timed / (VALIDATIONS if stops else 1 if at_end else FEW_VALIDATIONS)))
     scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(
         seq_len=seq_len,
@@ -153,7 +153,7 @@ def choose(found: Findings) -> Choice:
         lr_ratio=SHORT_LR if _is_short(found) else 1.0,
         beta2=_beta2(rows * (room or seq_len)),
         val_fraction=apart,
-        eval_every=every,
+        eval_every=steps if at_end else every,  # however many updates the time allows
         eval_blocks=max(1, min(64, round(scored / seq_len))),
         patience=PATIENCE if stops else 0,
     )
