@@ -19,8 +19,8 @@ MUON_STEPS = 256, 4096
 SHORT_STEP, SHORT_LR = 4, 4.0
 """Conversations of an AdamW step, and its learning rate in units of the usual one, where the time given is too short
 for ``LEAST_UPDATES`` of the least step. An update then costs as much as the tokens of two conversations, and what they
-share at their beginning is computed once: forty facts in two minutes, 12 to 22 right instead of 6 with steps of one
-conversation, 10 of eight (docs/results/chat.md)."""
+share at their beginning is computed once: forty facts in two minutes, a loss of .16 to .25 nats and 7 to 22 right instead of
+.34 and 6 with steps of one conversation (docs/results/chat.md)."""
 SHARES = 1 / 4
 """The plan names a shared beginning from this share of a conversation on."""
 UPDATES_IN_A_PASS = 150
@@ -44,8 +44,7 @@ UNKNOWN_TOKENS = 4_096_000
 WARM_UP = 20
 """Updates at most; a tenth of a shorter run."""
 VALIDATIONS, FEW_VALIDATIONS = 10, 4
-"""In a run, where conversations are held out; and where none are, so that they stop nothing. A run with too short a
-time then has that at its end alone."""
+"""In a run, where conversations are held out; and where none are, so that they stop nothing."""
 PATIENCE = 3
 """Validations in a row without improvement after which a run with held-out conversations ends."""
 VALIDATION_SHARE, FEW_VALIDATION_SHARE = 0.1, 0.03
@@ -139,8 +138,7 @@ def choose(found: Findings) -> Choice:
         passes = steps * own / max(1e-9, in_a_pass)
     timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len))))
     stops = apart > 0 if found.held_out is None else found.held_out
-    at_end = _is_short(found) and not stops
-    every = max(1, math.ceil(timed / (VALIDATIONS if stops else 1 if at_end else FEW_VALIDATIONS)))
+    every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
     scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(
         seq_len=seq_len,
@@ -153,7 +151,7 @@ def choose(found: Findings) -> Choice:
         lr_ratio=SHORT_LR if _is_short(found) else 1.0,
         beta2=_beta2(rows * (room or seq_len)),
         val_fraction=apart,
-        eval_every=steps if at_end else every,  # however many updates the time allows
+        eval_every=every,
         eval_blocks=max(1, min(64, round(scored / seq_len))),
         patience=PATIENCE if stops else 0,
     )
