@@ -19,8 +19,8 @@ MUON_STEPS = 256, 4096
 SHORT_STEP, SHORT_LR = 4, 4.0
 """Conversations of an AdamW step, and its learning rate in units of the usual one, where the time given is too short
 for ``LEAST_UPDATES`` of the least step. An update then costs as much as the tokens of two conversations, and what they
-share at their beginning is computed once: forty facts in two minutes, a loss of .16 to .25 nats and 7 to 22 right instead of
-.34 and 6 with steps of one conversation (docs/results/chat.md)."""
+share at their beginning is computed once: forty facts in two minutes, a loss of .16 to .25 nats and 7 to 22 right
+instead of .34 and 6 with steps of one conversation (docs/results/chat.md)."""
 SHARES = 1 / 4
 """The plan names a shared beginning from this share of a conversation on."""
 UPDATES_IN_A_PASS = 150
