@@ -97,7 +97,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         # A second Ctrl-C would end Python in the middle of its end, with a traceback.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("interrupted", file=sys.stderr)
-        sys.exit(late_interrupt.EXIT_INTERRUPTED)
+        sys.exit(early_interrupt.EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader of a pipe is gone (`... | head`): there is nobody to report to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

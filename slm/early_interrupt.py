@@ -14,7 +14,7 @@ import signal
 import sys
 from types import FrameType
 
-_EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
 
 def install() -> None:
@@ -33,4 +33,4 @@ def give_back() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(_EXIT_INTERRUPTED)  # nothing has begun, so there is nothing to end in order
+    os._exit(EXIT_INTERRUPTED)  # nothing has begun, so there is nothing to end in order

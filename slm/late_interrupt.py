@@ -15,7 +15,8 @@ import threading
 from types import FrameType
 from typing import NoReturn
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+from slm.early_interrupt import EXIT_INTERRUPTED
+
 TOLD_SECONDS = 0.3
 """After so long without ``KeyboardInterrupt`` a line says that Ctrl-C has arrived."""
 END_SECONDS = 4.0

@@ -171,24 +171,12 @@ def make_plan(
         _with_drafts(_chunk(sequence, sequence.slot, sequence.n_to_compute), (drafts or {}).get(sequence.id, ()))
         for sequence in generating
     )
+    n_batch, enough = limits.batch, SMALL_CHUNK
+    room = min(n_batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
     if limits.mixed:
-        most = limits.batch - sum(len(chunk.tokens) for chunk in decode)
-        room = min(most, limits.prefill_chunk if generating else limits.alone_chunk)
-        plan = _plan_prefill(
-            _prefilling(running, shortest_first),
-            running,
-            waiting,
-            free_slots,
-            limits,
-            cached or {},
-            kept or {},
-            room,
-            most,
-            enough=limits.batch,
-        )
-        return replace(plan, chunks=decode + plan.chunks)
-    room = min(limits.batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
-    if generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
+        n_batch, enough = n_batch - sum(len(chunk.tokens) for chunk in decode), limits.batch
+        room = min(n_batch, limits.prefill_chunk if generating else limits.alone_chunk)
+    elif generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
         return Plan((), decode)
     plan = _plan_prefill(
         _prefilling(running, shortest_first),
@@ -199,9 +187,11 @@ def make_plan(
         cached or {},
         kept or {},
         room,
-        limits.batch,
-        enough=SMALL_CHUNK,
+        n_batch,
+        enough=enough,
     )
+    if limits.mixed:
+        return replace(plan, chunks=decode + plan.chunks)
     return plan if plan.chunks else replace(plan, chunks=decode)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from slm.configuration import load
 from slm.data.errors import UserError
+from slm.early_interrupt import EXIT_INTERRUPTED
 from slm.evaluate.perplexity import bits_per_byte, contiguous_plan
 from slm.evaluate.scorers import checkpoint_scorer
-from slm.late_interrupt import EXIT_INTERRUPTED
 from slm.machine.busy import Others, mark
 from slm.machine.record import machine_record
 from slm.report import duration, final_json, table
