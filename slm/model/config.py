@@ -421,8 +421,6 @@ class ModelConfig:
             config["pad_token_id"] = None
             if self.arch == "exaone4":
                 config |= {"sliding_window": None, "layer_types": [_GLOBAL] * self.n_layers}
-        elif self.arch == "llama":
-            pass
         elif self.traits.sliding_window:
             config |= self._sliding_window_hf()
             del config["hidden_act"]
@@ -430,7 +428,7 @@ class ModelConfig:
             config |= self._short_conv_hf()
             for name in ("hidden_act", "rms_norm_eps", "attention_bias", "attention_dropout", "rope_scaling"):
                 del config[name]
-        else:
+        elif self.arch != "llama":
             config |= {"use_sliding_window": False, "sliding_window": None}
         if self.traits.qkv_bias:
             del config["attention_bias"]  # the class has its biases without being asked
