@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         strict=True,
     ),
     Rule(names=("cache_control",), why="the server caches every prompt", strict=True),
-    Rule(names=("budget_tokens", "display"), why="reasoning has no budget of its own", strict=True),
+    Rule(names=("budget_tokens", "display"), why="reasoning has no separate budget", strict=True),
     Rule(
         names=(
             *("keep_alive", "priority", "id", "request_id", "session_id", "conversation_id"),

@@ -55,9 +55,9 @@ def test_interleaved_rows():
     assert interleave_heads(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_only_llamas_queries_and_keys_are_permuted():
+def test_queries_and_keys_are_permuted_where_llama_cpp_rotates_neighbours():
     for arch in TRAITS:
-        permuted = arch == "llama"
+        permuted = arch in ("llama", "smollm3", "granite")
         model = LanguageModel(ModelConfig(arch=arch, **SHAPE))
         tensors = dict(gguf_tensors(model.config, model.state_dict()))
         for kind in "qkv":
