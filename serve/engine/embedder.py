@@ -125,8 +125,9 @@ class Embedder:
             return Failure(id=request.id, code="invalid_request", message=f"input {each.index} has no tokens")
         if n > self._n_ctx:
             has = f"{'' if complete else 'more than '}{n}"
-            message = f"input {each.index} has {has} tokens; this server embeds at most {self._n_ctx} at a time."
-            return Failure(id=request.id, code="context_length_exceeded", message=message)
+            message = f"input {each.index} has {has} tokens and is too large; this server embeds at most {self._n_ctx} at a time."
+            counts = {"n_tokens": n, "n_context": self._n_ctx}
+            return Failure(id=request.id, code="context_length_exceeded", message=message, **counts)
         return None
 
     def _tokenize(self, each: _Input) -> Failure | None:

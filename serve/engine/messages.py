@@ -74,10 +74,13 @@ class SamplingDefaults:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
+    seed: int | None = None
+    """None: another one for each request."""
 
     def params(self, **given: Any) -> SamplingParams:
         """The parameters of a request that gives these; None counts as not given."""
-        return SamplingParams(**(asdict(self) | {name: value for name, value in given.items() if value is not None}))
+        chosen = asdict(self) | {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,6 +350,10 @@ class Failure:
     id: str
     code: FailureCode
     message: str
+    n_tokens: int = 0
+    """Of a prompt that is too long: its tokens, as far as they were counted."""
+    n_context: int = 0
+    """And how many it may have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -386,7 +386,7 @@ class _GenerationRequest(SamplingFields):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias=tuple(bias),
-            seed=secrets.randbits(32) if self.seed is None else self.seed,
+            seed=secrets.randbits(32) if self.seed is None and info.sampling.seed is None else self.seed,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),

@@ -21,7 +21,7 @@ from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
 from slm.serve.api.core.fields import Prompt
 from slm.serve.api.core.messages import Message, template_messages, template_tools
 from slm.serve.api.core.replies import ReplyForm, ResponseBuilder
-from slm.serve.api.core.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
+from slm.serve.api.core.requests import THINKING, ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
 from slm.serve.api.core.streaming import EventStream, collect, expire_later, stream
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
@@ -303,7 +303,9 @@ class GenerationRoutes(ModelRoutes):
         variables = body.template_options()
         reads = {where for name, (where, _) in variables.items() if chat.reads(name)}
         ignored.extend(where for where in dict.fromkeys(where for where, _ in variables.values()) if where not in reads)
-        options = {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
+        default = self._options.thinking
+        options: dict[str, Any] = {} if default is None else dict.fromkeys(THINKING, default)
+        options |= {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
 
         def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
             return chat.render(
@@ -432,7 +434,8 @@ def choices(
     request gives one."""
     out = []
     for prompt in prompts:
-        seed = secrets.randbits(32) if body.seed is None else base.sampling.seed
+        random = body.seed is None and context.lease.info.sampling.seed is None
+        seed = secrets.randbits(32) if random else base.sampling.seed
         for i in range(body.n):
             out.append(
                 replace(

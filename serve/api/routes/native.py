@@ -165,7 +165,8 @@ class NativeRoutes(GenerationRoutes):
         info = served.loaded.info if served.loaded is not None else None
         body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]})
         params = {} if info is None else generation_settings(body.sampling(info), max_tokens=None)
-        params["seed"] = -1
+        if info is None or info.sampling.seed is None:
+            params["seed"] = -1
         return JSONResponse(
             Props(
                 default_generation_settings={
