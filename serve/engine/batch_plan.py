@@ -39,6 +39,8 @@ class Sequence:
     """Whether it may begin with what another sequence computed."""
     stops: tuple[int, ...] = ()
     """Numbers of prompt tokens after which the slot's state is kept: a chunk ends there."""
+    adapters: tuple[float, ...] = ()
+    """By what each adapter is multiplied. Sequences of one batch have the same, and a prefix belongs to them."""
     scores_prompt: bool = False
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
 
@@ -136,6 +138,8 @@ class Plan:
     """Per admission, the sequence's ``stops``."""
     displaced: tuple[tuple[int, ...], ...] = ()
     """Per admission, the tokens that the slot held."""
+    adapters: tuple[float, ...] = ()
+    """Those of all its sequences."""
 
 
 def make_plan(

@@ -124,8 +124,8 @@ class Embedder:
         if n == 0:
             return Failure(id=request.id, code="invalid_request", message=f"input {each.index} has no tokens")
         if n > self._n_ctx:
-            has = f"{'' if complete else 'more than '}{n}"
-            message = f"input {each.index} has {has} tokens and is too large; this server embeds at most {self._n_ctx} at a time."
+            has = f"has {'' if complete else 'more than '}{n} tokens and is too large"
+            message = f"input {each.index} {has}; this server embeds at most {self._n_ctx} at a time."
             counts = {"n_tokens": n, "n_context": self._n_ctx}
             return Failure(id=request.id, code="context_length_exceeded", message=message, **counts)
         return None

@@ -104,6 +104,8 @@ class Generate:
     stop_until: str = ""
     """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
     sampling: SamplingParams = SamplingParams()
+    adapters: tuple[float, ...] = ()
+    """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""
     top_logprobs: int | None = None
     """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""
     use_prefix_cache: bool = True
@@ -237,12 +239,17 @@ class ModelInfo:
     load_s: float
     bos_id: int = -1
     """-1: there is none."""
+    endings: tuple[int, ...] = ()
+    """Tokens that end a text."""
     ranking: RankForm | None = None
     """None: the model is no reranking model."""
     fim: FimTokens | None = None
     """None: the model cannot fill in the middle."""
     sampling: SamplingDefaults = SamplingDefaults()
     """What ``serve.sampling`` says, else the model's file, else this server."""
+    adapters: tuple[tuple[str, float], ...] = ()
+    """Adapters that a request may choose: the file of each, and by what it is multiplied where a request chooses
+    none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -100,4 +100,6 @@ def _write(path: Path, pieces: list, *, fim: bool = False, n_files: int = 0) -> 
         writer.add_uint32("tokenizer.ggml.fim_suf_token_id", first + 1)
         writer.add_uint32("tokenizer.ggml.fim_mid_token_id", first + 2)
     random_model.add_weights(writer, n_vocab=len(pieces), n_layers=_LAYERS)
+    # Random texts should not end by chance.
+    writer.tensors[-1]["output.weight"].tensor[2] = 0
     random_model.finish(writer)

@@ -36,7 +36,8 @@ def test_tls_names_prefix_template_and_no_pages(tmp_path, chat_path, start_serve
     (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}{{ enable_thinking }}")
     words = (
         *(f"serve.cert={cert}", f"serve.key_pem={key}", f"serve.api_key_file={tmp_path / 'keys'}"),
-        *("serve.root_path=/llm", "serve.ui=false", "serve.thinking=false", f"serve.chat_template={tmp_path / 'mine.jinja'}"),
+        *("serve.root_path=/llm", "serve.ui=false", f"serve.chat_template={tmp_path / 'mine.jinja'}"),
+        "serve.thinking=false",
         *("serve.access_log=json", f"serve.access_log_file={tmp_path / 'access'}"),
     )
     with start_server(tmp_path / "log", chat_path, *words) as server:
