@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(names=("prediction",), why="it would only save time", routes=("chat",)),
     Rule(
-        names=("id_slot", "slot_id", "n_cache_reuse", "t_max_predict_ms", "n_keep", "n_discard"),
+        names=("slot_id", "n_cache_reuse", "t_max_predict_ms", "n_keep", "n_discard"),
         why="the server manages its slots itself",
     ),
     Rule(

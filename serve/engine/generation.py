@@ -206,6 +206,7 @@ def start(
             id=request.id,
             tokens=prompt,
             n_prompt=len(prompt),
+            wanted_slot=request.slot,
             adapters=request.adapters,
             # Batch-invariant, what is cached is the same to the bit.
             use_prefix_cache=request.use_prefix_cache or batch_invariant,

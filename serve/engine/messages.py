@@ -108,6 +108,8 @@ class Generate:
     """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""
     top_logprobs: int | None = None
     """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""
+    slot: int | None = None
+    """The slot that it gets if that is free when its turn comes; else, and with None, another."""
     use_prefix_cache: bool = True
     """Whether cached tokens of the prompt may be used. Without them, the numbers do not depend on earlier requests."""
     echo: bool = False

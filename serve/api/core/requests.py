@@ -221,6 +221,9 @@ class SamplingFields(ModelRequest):
     return_progress: bool = Field(
         default=False, description="a stream then also says how much of the prompt is computed (`prompt_progress`)"
     )
+    id_slot: int | None = Field(
+        default=None, ge=-1, le=1023, description="the slot of the cache to use if it is free; -1: any"
+    )
     timings_per_token: bool = Field(default=False, description="every event of a stream has the `timings` so far")
     repeat_last_n: int | None = Field(
         default=None,

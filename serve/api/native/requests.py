@@ -58,7 +58,6 @@ class NativeCompletionRequest(CompletionRequest):
         default=[], description="only these fields of the response; a/b is the field b of a"
     )
     n_cmpl: int | None = Field(default=None, ge=1, le=128, description="another name of n")
-    id_slot: int = Field(default=-1, description="accepted, without effect: the server chooses the slot")
     n_keep: int = Field(default=0, description="accepted, without effect: the context is not shifted")
     n_discard: int = Field(default=0, description="accepted, without effect: the context is not shifted")
     n_cache_reuse: int = Field(default=0, description="accepted, without effect")

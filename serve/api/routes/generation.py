@@ -460,6 +460,7 @@ def choices(
                     id=context.lease.engine.next_id(),
                     prompt=prompt,
                     adapters=adapters,
+                    slot=body.id_slot,
                     sampling=replace(base.sampling, seed=seed + i),
                     deadline_s=context.seconds_left,
                 )
