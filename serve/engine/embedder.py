@@ -72,6 +72,8 @@ class Embedder:
             # An encoder computes no logits. It may have a table of positions, which ends with its context.
             most = model.n_ctx_train if not model.causal else max(_LOGITS // model.n_vocab, 1)
             self._n_ctx = min(context, most)
+        self.n_steps = 0
+        """Batches computed."""
         self._queue: deque[_Input] = deque()
         self._context: Context | None = None
         self._batch = Batch(max(_BATCH, self._n_ctx) if self._whole else _BATCH, _SEQUENCES)
@@ -167,6 +169,7 @@ class Embedder:
             self._queue.clear()
             self._context.clear()
             return [*events, *(Failure(id=each, code="engine_error", message=str(error)) for each in failed)]
+        self.n_steps += 1
         start = 0
         for each, n in chunks:
             first, start = start, start + n

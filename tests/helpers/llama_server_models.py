@@ -52,7 +52,7 @@ def write_models(folder: Path) -> None:
     _write(folder / "split.gguf", pieces, n_files=3)
     for name in ("CLS", "MEAN", "LAST", "NONE"):
         pooling = getattr(gguf.PoolingType, name)
-        tiny_gguf.write(folder / f"bert-{name.lower()}.gguf", encoder=True, pooling=pooling)
+        tiny_gguf.write(folder / f"bert-{name.lower()}.gguf", encoder=True, pooling=pooling, add_bos=True)
     tiny_gguf.write(folder / "rank.gguf", encoder=True, pooling=gguf.PoolingType.RANK)
     write_adapter(folder / "adapter.gguf", 1, n_layers=_LAYERS)
 
@@ -60,10 +60,11 @@ def write_models(folder: Path) -> None:
 def _vocabulary() -> list[tuple[str, float, gguf.TokenType]]:
     import sentencepiece
 
-    tales = (story(1, i) for i in range(400))
+    # Some tests count on one token for this word.
+    tales = ["Hello there. " * 20 + story(1, i) for i in range(400)]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=tales, model_writer=model, vocab_size=_VOCAB, model_type="bpe", byte_fallback=True,
+        sentence_iterator=iter(tales), model_writer=model, vocab_size=_VOCAB, model_type="bpe", byte_fallback=True,
         character_coverage=1.0, split_digits=True, hard_vocab_limit=False, minloglevel=2,
     )  # fmt: skip
     spm = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())

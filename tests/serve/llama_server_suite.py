@@ -195,7 +195,7 @@ def run(words: list[str]) -> int:
         paths = f"{work}:{work / 'tree' / _TESTS}:{REPOSITORY}"
         environment = {**os.environ, "PYTHONPATH": paths, _MODELS: str(models)}
         command = [sys.executable, "-m", "pytest", "-p", "tests.serve.llama_server_suite", "-m", "not slow"]
-        command += ["-p", "no:cacheprovider", "--timeout=120", *words]
+        command += ["-p", "no:cacheprovider", "--timeout=300", *words]
         command += [] if any(word.startswith("unit") for word in words) else ["unit"]
         return subprocess.run(command, cwd=work / "tree" / _TESTS, env=environment, check=False).returncode
 

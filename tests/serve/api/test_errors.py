@@ -48,3 +48,4 @@ def test_a_prompt_that_is_too_long_is_counted():
     failure = Failure(id="a", code="context_length_exceeded", message="Why.", n_tokens=9, n_context=8)
     said = request_failed(RequestFailedError(failure)).body["error"]
     assert (said["n_prompt_tokens"], said["n_ctx"]) == (9, 8)
+    assert (said["code"], said["type"]) == ("context_length_exceeded", "exceed_context_size_error")
