@@ -16,7 +16,12 @@ from slm.serve.pool.request_stream import RequestFailedError
 @with_config(ConfigDict(extra="forbid"))
 class ErrorDetail(TypedDict):
     message: Annotated[str, Field(description="what is wrong, and what would be right")]
-    type: Annotated[str, Field(description="invalid_request_error, exceed_context_size_error, rate_limit_error, timeout_error or server_error")]
+    type: Annotated[
+        str,
+        Field(
+            description="invalid_request_error, exceed_context_size_error, rate_limit_error, timeout_error or such"
+        ),
+    ]
     param: Annotated[str | None, Field(description="the field that is meant")]
     code: Annotated[str | None, Field(description="for programs, such as context_length_exceeded or queue_full")]
     n_prompt_tokens: NotRequired[

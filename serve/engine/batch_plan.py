@@ -255,7 +255,7 @@ def _plan_prefill(
         if (running or admitted) and n_held + len(sequence.tokens) + 1 > limits.kv_tokens:
             break
         n_held += len(sequence.tokens) + 1
-        wanted = slots if sequence.wanted_slot not in slots else [each for each in slots if each == sequence.wanted_slot]
+        wanted = [slot for slot in slots if slot == sequence.wanted_slot] or slots
         choice = _choose_slot(_reusable(sequence), wanted, cached, kept, taken, computing, limits)
         if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
             n_reserved += 1
