@@ -101,8 +101,8 @@ SMALL_CHUNK = 64
 short prompts are computed together."""
 
 GAP_COST = 64
-"""What a slot away from those in use costs, in prompt tokens. With a cache per slot, llama.cpp computes together only
-sequences in neighbouring slots; the others follow one after the other in every step."""
+"""Penalty, in prompt tokens, for using a slot outside the contiguous range. With a cache per slot, llama.cpp batches
+only sequences in neighbouring slots and computes the others one by one in every step."""
 
 
 @dataclass(frozen=True, slots=True)

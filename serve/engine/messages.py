@@ -136,7 +136,7 @@ class Tokenize:
     literal_spans: tuple[tuple[int, int], ...] = ()
     """As in ``Generate``."""
     limit: int | None = None
-    """Of a text with more tokens than this, a beginning that has more than this is enough."""
+    """A text longer than this, in tokens, is truncated before it is counted. None: no truncation."""
     with_pieces: bool = False
     """Whether each token comes with its bytes."""
 

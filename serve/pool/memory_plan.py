@@ -29,7 +29,7 @@ _KV_PROJECTION = re.compile(r"blk\.\d+\.attn_([kv])\.weight")
 _PROCESS = 80 << 20
 """Bytes of Python, NumPy, llama.cpp and llguidance without a model (52 MiB measured), and their allocations."""
 _FEW_SLOTS = 4
-"""Fewer slots than this do not pay for keeping another model loaded."""
+"""Minimum slots per model. Below this number another model is unloaded first."""
 _EMBEDDING_BATCH = 128
 """Tokens of one batch in the context that computes embeddings, where texts may be cut."""
 _EMBEDDINGS = 2048

@@ -280,7 +280,7 @@ class Pool:
         """Loads a model when its turn comes, unless no request waits for it any more."""
         try:
             async with self._turn:
-                # It may have been leaving when a request asked for it, and have stayed after all.
+                # A model that was being unloaded is kept if a request arrives in time.
                 if served.loaded is None and await self._make_room(served):
                     await self._load(served)
                     served.failed = None
