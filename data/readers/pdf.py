@@ -15,7 +15,7 @@ REPEATED = 3
 page's number in it."""
 NUMBER = re.compile(r"\d{1,6}")
 SURE = 0.9
-"""Of the estimated width of a word."""
+"""Share of a word's estimated width."""
 BLANK = 1.35
 """Lines that are so many times the usual distance apart, or their own height, have a blank line between them."""
 LEAST_LETTERS = 4
@@ -36,7 +36,7 @@ class Line:
     right: float
     bottom: float
     last_bottom: float
-    """Of its end. PDFium makes one line of two that a divided word joins."""
+    """Bottom of the line's end. PDFium merges two lines that a divided word joins."""
     height: float
 
 

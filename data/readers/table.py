@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """A row as its reader gives it."""
 
     names: list[str]
-    """Of the columns."""
+    """Names of the columns."""
     values: list[str]
 
 

@@ -314,7 +314,7 @@ class _SlotChoice:
     n_pending: int = 0
     """Tokens of the pending hit: what could be copied once the others' prompts are computed."""
     n_common: int = 0
-    """Of the longest prefix that it has in common with what some slot holds, usable or not."""
+    """Tokens of the longest prefix shared with any slot, usable or not."""
 
 
 def _choose_slot(
@@ -370,7 +370,8 @@ def _choose_slot(
 
 
 def kept_prefix(n_common: int, n_held: int, kept: Seq[int]) -> int:
-    """Of ``n_common`` tokens, as many as a slot can go back to that holds ``n_held`` and has states after ``kept``."""
+    """The tokens, at most ``n_common``, to which a slot can go back that holds ``n_held`` and has states after
+    ``kept``."""
     return n_held if n_common == n_held else max((n for n in kept if n <= n_common), default=0)
 
 

@@ -32,7 +32,7 @@ def tokenize_within(
     """
 
     def tokens_of(n: int) -> list[int]:
-        """Of the first ``n`` characters."""
+        """Tokens of the first ``n`` characters."""
         spans = [(begin, min(end, n)) for begin, end in literal_spans if begin < n]
         return model.tokenize_parts(text[:n], spans, add_special=add_special, parse_special=parse_special)
 

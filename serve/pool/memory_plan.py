@@ -43,7 +43,7 @@ class ModelFacts:
     architecture: str
     n_params: int
     size_bytes: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
     n_vocab: int
     n_embd: int
     n_ctx_train: int
@@ -51,7 +51,7 @@ class ModelFacts:
     kv_values: int
     """Numbers that the KV cache stores for one token."""
     v_values: int
-    """Of these, those of the values; the others are the keys'."""
+    """Numbers per token in the value cache; the rest belong to the key cache."""
     file_bytes: int
     causal: bool
     """False for an encoder: it has no KV cache, and computes texts as a whole."""

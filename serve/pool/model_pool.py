@@ -63,7 +63,7 @@ class Loaded:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the newest engine: one that was started again may have found another file."""
+        """Facts of the newest engine; a restarted one may have found another file."""
         assert self.engine.info is not None
         return self.engine.info
 
@@ -83,7 +83,7 @@ class Served:
     def __init__(self, name: str, config: EngineConfig, parent: str | None = None) -> None:
         self.name, self.config = name, config
         self.parent = parent
-        """Of a LoRA adapter: the name of its model."""
+        """For a LoRA adapter: the name of its model."""
         self.created = int(time.time())
         self.counters = Counters()
         self.loaded: Loaded | None = None

@@ -31,7 +31,7 @@ class Variant:
     """The kernels for one instruction set."""
 
     name: str
-    """Of its library."""
+    """Name of the instruction set's library."""
     instructions: str
     """As ``train.kernels`` names it."""
     title: str
@@ -314,7 +314,7 @@ class Kernels:
             call: Any = functools.partial(_checked_call, check) if check else _call
             setattr(self, each, functools.partial(call, function))
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
-        """Of activations."""
+        """Data type of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()
         """Packed operands are units of 32 bits: a pair of bf16, or one f32 (integers take as much room)."""
         self._library = library

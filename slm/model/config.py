@@ -559,15 +559,15 @@ class InitConfig:
     """Standard deviations of normal weights. The defaults are GPT-2's recipe."""
 
     embed_std: float = 0.02
-    """Of the embedding of a model with an untied head."""
+    """Standard deviation of the embedding with an untied head."""
     head_std: float = 0.02
-    """Of that head."""
+    """Standard deviation of an untied head."""
     tied_std: float = 0.02
-    """Of an embedding that is the head, too."""
+    """Standard deviation of a tied embedding."""
     matrix_std: float = 0.02
-    """Of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
+    """Standard deviation of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
     output_gain: float = 1.0
-    """Of the two projections that write to the residual stream (o_proj and down_proj), in units of 0.02 / sqrt(2
-    n_layers); 0: zeros."""
+    """Standard deviation of the two projections that write to the residual stream (o_proj and down_proj), in units of
+    0.02 / sqrt(2 n_layers); 0: zeros."""
     qk_gain: float = 1.0
     """Gains of the norms of queries and keys (qwen3, gemma3); attention's logits grow with its square."""

@@ -56,7 +56,8 @@ class Acceptance:
         self.misses[i] += 0.01 * (misses - self.misses[i])
 
     def observe(self, match: int, n_drafted: int, n_accepted: int) -> None:
-        """Of ``n_drafted`` draft tokens the first ``n_accepted`` were accepted. Older observations are discounted."""
+        """Record that the first ``n_accepted`` of ``n_drafted`` draft tokens were accepted. Older observations are
+        discounted."""
         i = self._class(match)
         self.hits[i] = 0.8 * self.hits[i] + n_accepted + 0.02
         self.misses[i] = 0.8 * self.misses[i] + (n_accepted < n_drafted) + 0.02

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 MOST_BYTES = 256 << 20
-"""Of all states together; then the oldest are dropped."""
+"""Most bytes of all states together. Beyond it the oldest are dropped."""
 
 
 class Checkpoints:

@@ -27,7 +27,7 @@ SHORT_CHARS = 160
 SHORT_SHARE = 0.8
 """Share of the expected texts that have to be short for all of them to be compared word for word."""
 MOST_BYTES = 64 << 20
-"""Of conversations that are read to draw questions from."""
+"""Most bytes of conversations read to draw questions from."""
 SEED = 62
 
 
