@@ -18,7 +18,7 @@ REPLY_PART = 4
 
 
 def prompt_limit(context: int, max_tokens: int | None) -> int:
-    """Most tokens of a prompt that leaves room for a reply in a context of so many tokens."""
+    """Most tokens of a prompt that leaves room for a reply in a context of this many tokens."""
     part = context // REPLY_PART
     return context - (part if max_tokens is None else min(max_tokens, part))
 

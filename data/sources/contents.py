@@ -24,7 +24,7 @@ SAMPLED_CHARS = 1 << 16
 EXAMPLES, EXAMPLE_CHARS = 3, 300
 """Documents that are kept as examples of a filter's rejections, and characters kept of each."""
 MOST_FILES = 64
-"""With a limit at most so many files are opened, from everywhere in the list."""
+"""With a limit at most this many files are opened, from everywhere in the list."""
 
 
 class Document(NamedTuple):
@@ -39,7 +39,7 @@ class Document(NamedTuple):
     """How often it occurs."""
 
     def is_long(self, divided: int) -> bool:
-        """Whether a passage of it is held out, where documents of so many characters are divided."""
+        """Whether a passage of it is held out, where documents of this many characters are divided."""
         return self.undivided and self.chars >= divided
 
 

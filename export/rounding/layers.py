@@ -28,7 +28,7 @@ from slm.model.layers.layer import Layer
 from slm.model.transformer import LanguageModel, local_starts, no_rotation, rope_tables
 
 HELD_OUT = 4
-"""One of so many windows is held out."""
+"""One of this many windows is held out."""
 _TOKENS = 2_048
 """Tokens of the windows that go through a block together."""
 

@@ -161,7 +161,7 @@ class MemoryBound:
     """Bytes of one sequence's f16 cache read in a decode step, with half of the new tokens written."""
 
     def decode(self, sequences: int) -> float:
-        """Tokens per second of so many sequences that are decoded together. A model in the caches may be faster."""
+        """Tokens per second of this many sequences that are decoded together. A model in the caches may be faster."""
         return sequences * self.read_gb_per_s * 1e9 / (self.weight_bytes + sequences * self.kv_bytes)
 
 

@@ -78,14 +78,14 @@ class Limits:
     min_copied: int = 0
     """The fewest tokens of a common prefix for which another slot's cells are copied; 0: never."""
     kept_before_end: int = 0
-    """Above 0: slots cannot be cut back everywhere, and the state is kept so many tokens before a prompt's end, and
+    """Above 0: slots cannot be cut back everywhere, and the state is kept this many tokens before a prompt's end, and
     where it departs from what another slot holds."""
     tile: int = 1
-    """A prompt's last chunk should have so many tokens at least, where it has others before it."""
+    """A prompt's last chunk should have this many tokens at least, where it has others before it."""
     slot_tokens: int = 1 << 30
     """Tokens that a slot holds now. Prompts go on behind them when slots have grown."""
     fixed_chunk: int = 0
-    """Above 0: every prefill chunk begins at a multiple of it and has so many tokens, except a prompt's last one, and
+    """Above 0: every prefill chunk begins at a multiple of it and has this many tokens, except a prompt's last one, and
     only whole chunks are reused. How a prompt is cut then depends on nothing but the prompt (batch-invariant)."""
 
 

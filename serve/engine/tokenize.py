@@ -39,7 +39,7 @@ def tokenize_within(
     size = max(_CHARACTERS_PER_TOKEN * limit, _SHORT)
     while size < len(text):
         tokens = tokens_of(size)
-        # Where the text is cut, a word may have other tokens than in the whole text, but not by so many.
+        # Where the text is cut, a word may have other tokens than in the whole text, but not by this many.
         if len(tokens) > limit + limit // 4 + 64:
             return tokens, False
         size *= 4

@@ -182,7 +182,7 @@ class Pool:
         self.budget = budget
         """Bytes; None: no limit, for a server with a single model."""
         self.idle_s = idle_s
-        """A model that nobody has used for so many seconds is unloaded; None: it stays."""
+        """A model that nobody has used for this many seconds is unloaded; None: it stays."""
         self.used = asyncio.Event()
         """Set with every lease; for whoever waits for a quiet moment."""
         self._idle_task: asyncio.Task[None] | None = None

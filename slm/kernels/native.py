@@ -48,8 +48,9 @@ class Variant:
     timed: bool = True
     """``auto`` takes them as faster than PyTorch's own step. False: that has to be measured first, on each machine."""
     bits: int = 32
-    """16 or 8: products are of integers of so many bits, to which f32 values are rounded. ``auto`` takes them where f32
-    is not asked for by name, and where this processor is measured to be faster with them; 8 for new models alone."""
+    """16 or 8: products are of integers of this many bits, to which f32 values are rounded. ``auto`` takes them where
+    f32 is not asked for by name, and where this processor is measured to be faster with them; 8 for new models
+    alone."""
     head: str = ""
     """The variant that computes the output head, where it is another one: a softmax's gradient has many values that are
     too small beside the target's for 8 bits."""

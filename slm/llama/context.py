@@ -198,7 +198,7 @@ class Context:
             raise LlamaError(f"llama.cpp cannot use the adapter {adapter.path}: {first_error()}")
 
     def set_threads(self, n: int) -> None:
-        """Computes with so many threads from the next batch on."""
+        """Computes with this many threads from the next batch on."""
         self._check_open()
         if n < 1:
             raise MisuseError(f"{n} threads")

@@ -21,7 +21,7 @@ from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
 LOWEST = -1e4
 """Log-probabilities below it count as it."""
 SHOWN = 16
-"""Of so many scored positions one has its KL computed, where that is no part of the gradient."""
+"""Of this many scored positions one has its KL computed, where that is no part of the gradient."""
 SMALLEST = 1e-38
 """Probabilities below it count as it, when they are shown."""
 

@@ -17,7 +17,7 @@ DRAFT_LENGTHS = (1, 2, 3, 5, 7, 11, 15, 16, 23, 31, 32)
 the newest token, most of these make a multiple of that."""
 
 MIN_GAIN = 1.05
-"""A step with draft tokens must be expected to give so many times the tokens per second of a step without."""
+"""A step with draft tokens must be expected to give this many times the tokens per second of a step without."""
 
 _MIN_RATES = (0.2, 0.5, 0.75)
 """Sequences are chosen together: those whose draft tokens are accepted at least so often."""

@@ -45,7 +45,7 @@ class Checkpoints:
         return {n: state for (each, n), state in self._states.items() if each == slot}
 
     def drop(self, slot: int, after: int = 0) -> None:
-        """Forgets a slot's states after more than so many tokens."""
+        """Forgets a slot's states after more than this many tokens."""
         for key in [key for key in self._states if key[0] == slot and key[1] > after]:
             self._forget(key)
 
