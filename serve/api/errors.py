@@ -18,9 +18,7 @@ class ErrorDetail(TypedDict):
     message: Annotated[str, Field(description="what is wrong, and what would be right")]
     type: Annotated[
         str,
-        Field(
-            description="invalid_request_error, exceed_context_size_error, rate_limit_error, timeout_error or such"
-        ),
+        Field(description="invalid_request_error, exceed_context_size_error, rate_limit_error, timeout_error or such"),
     ]
     param: Annotated[str | None, Field(description="the field that is meant")]
     code: Annotated[str | None, Field(description="for programs, such as context_length_exceeded or queue_full")]
