@@ -7,7 +7,6 @@ Control tokens spelled in a message's content stay text (``slm.data.chat.content
 from __future__ import annotations
 
 import contextlib
-import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +107,6 @@ class ChatPrompt:
         ``options``: further variables of the template. ``opens_turn``: whether the assistant's turn begins at the end.
         ``continues``: whether the reply goes on with the last message's text instead. Raises ``ChatTemplateError``.
         """
-        options = self._day() | dict(options or {})
         uses_tools = bool(tools) or any(each["role"] == "tool" or each.get("tool_calls") for each in messages)
         listed = list(tools)
         in_words = uses_tools and self.call_form.own
@@ -141,13 +139,6 @@ class ChatPrompt:
             literal_spans=spans,
             reasoning=self._reasoning(text, messages[-1]["content"] if continues else None),
         )
-
-    def _day(self) -> dict[str, Any]:
-        """Today for templates that fail without a variable ``datetime``, in llama-server's form. Those that can do
-        without it get none, so that their prompts are transformers' own."""
-        if not self.reads("datetime") or re.search(r"\bdatetime (is|\|)", self._source):
-            return {}
-        return {"datetime": datetime.date.today().strftime("%b %d %Y")}
 
     def _end_of_content(
         self,

@@ -90,7 +90,7 @@ class EngineConfig(EngineOptions):
     adapters: tuple[Path, ...] = ()
     """Files of LoRA adapters of which a request may choose some."""
     adapter: Path | None = None
-    """That with which sequences are computed whose request chooses none."""
+    """The one that holds where a request chooses none."""
     adapter_scale: float = 1.0
     """By what its part is multiplied: 0 is the model without it."""
 

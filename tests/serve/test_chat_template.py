@@ -1,4 +1,3 @@
-import re
 from dataclasses import fields
 
 import pytest
@@ -27,13 +26,6 @@ def test_the_models_own_template():
     assert chat.own
     assert chat.stop == ()
     assert chat.render(MESSAGES) == rendered("[system] Be brief.\n[user] Hi\n>", True)
-
-
-def test_the_day_where_a_template_fails_without_it():
-    found = prompt("{{ 'Today is ' + datetime }}").render(MESSAGES).text
-    assert re.fullmatch(r"Today is [A-Z][a-z]{2} \d\d 2\d{3}", found)
-    assert prompt("{{ 'Today is ' + datetime }}").render(MESSAGES, options={"datetime": "May"}).text == "Today is May"
-    assert prompt("{{ datetime if datetime is defined else 'no day' }}").render(MESSAGES).text == "no day"
 
 
 def test_a_template_that_writes_bos_itself():
