@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT, TRAITS, Architecture, Traits, known_classes
-from slm.model.config_values import MULTIPLIERS, cleaned
+from slm.model.foreign.config_values import MULTIPLIERS, cleaned
 from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
