@@ -18,7 +18,7 @@ _NUMBERS = (
     *("intermediate_size", "max_position_embeddings", "sliding_window", "conv_L_cache", *_FRACTIONS),
     *("bos_token_id", "eos_token_id"),
 )
-"""Keys whose values are numbers; those of ``_FRACTIONS`` need not be whole."""
+"""Keys with numbers as values; those of ``_FRACTIONS`` need not be whole."""
 _TRUTHS = (
     *("tie_word_embeddings", "tie_embedding", "attention_bias", "mlp_bias", "conv_bias", "use_sliding_window"),
     *("block_auto_adjust_ff_dim", "use_bidirectional_attention"),
@@ -27,11 +27,11 @@ _NEEDED = (
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", *_NOT_NEGATIVE),
 )
-"""Keys whose ``null`` is as if they were not there."""
+"""A ``null`` of one of these keys is as if the key were not there."""
 
 
 def cleaned(config: Any) -> dict[str, Any]:
-    """The configuration with numbers and truths in the place of texts. UserError for a value that cannot be meant."""
+    """The configuration with numbers and truths where they are given as text. UserError for a value that cannot be meant."""
     if not isinstance(config, dict):
         raise UserError(f"config.json holds {_kind(config)} and no object with a model's shape: download it again")
     found = {key: value for key, value in config.items() if not (key in _NEEDED and value is None)}
