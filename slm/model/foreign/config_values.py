@@ -31,7 +31,7 @@ _NEEDED = (
 
 
 def cleaned(config: Any) -> dict[str, Any]:
-    """The configuration with numbers and truths where they are given as text. UserError for a value that cannot be meant."""
+    """The configuration, numbers and truths that are given as text made such. UserError for what cannot be meant."""
     if not isinstance(config, dict):
         raise UserError(f"config.json holds {_kind(config)} and no object with a model's shape: download it again")
     found = {key: value for key, value in config.items() if not (key in _NEEDED and value is None)}
