@@ -39,7 +39,7 @@ from slm.report import atomic_write_json
 from slm.vocabulary.same_ids import chat_failures
 
 IMATRIX_FILE = "imatrix.gguf"
-TEMPORARY_CHUNKS = 2  # of text, in the comparison of a file that is not published
+TEMPORARY_CHUNKS = 1  # of text, in the comparison of a file that is not published
 
 
 @dataclass(kw_only=True)

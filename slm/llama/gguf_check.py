@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.data.errors import UserError, nearest
+from slm.data.wrong_download import wrong_download
 
 GGML_TYPES: dict[str, tuple[int, int, int]] = {
     "f32": (0, 1, 4),
@@ -282,14 +283,8 @@ def parts(path: Path, header: GgufHeader) -> list[Path]:
 
 def _other_kind(start: bytes) -> str | None:
     """What a file is that begins like this, and what to do; None for a GGUF file, or an unknown one."""
-    if start.startswith(b"version https://git-lfs.github.com/spec/"):
-        return "is a git-lfs pointer, not the model: run `git lfs pull` in its folder"
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<!doctype html", b"<html")):
-        return (
-            "is a web page, not a model: what was downloaded is the page about the file; use the address of the file "
-            "itself (on the Hub it has /resolve/ in it, not /blob/)"
-        )
+    if found := wrong_download(start):
+        return found
     if start.startswith(b"PK\x03\x04"):
         return "is a zip file or a PyTorch checkpoint, not a GGUF file"
     if start[:4] in (b"lmgg", b"fmgg", b"tjgg", b"algg"):

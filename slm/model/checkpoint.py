@@ -26,8 +26,8 @@ from slm.model.config import ModelConfig
 from slm.model.layers.held import computed, held_of
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
 from slm.model.snapshot import Computed, Snapshot
+from slm.model.stored_weights import HEAD, has_own_head, note_own_head, with_table
 from slm.model.stored_weights import WEIGHTS as WEIGHTS
-from slm.model.stored_weights import has_own_head, note_own_head, with_table
 from slm.model.stored_weights import load_weights as load_weights
 from slm.model.transformer import LanguageModel, empty_model
 from slm.report import atomic_write_json
@@ -90,7 +90,8 @@ def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> N
 def check_complete(own: Mapping[str, Tensor], found: Set[str], where: str) -> None:
     """UserError names the first of a model's ``own`` tensors that was not found."""
     if missing := [name for name in own if name not in found]:
-        raise UserError(f"{where} lacks the tensor {missing[0]}, which its config.json calls for; {_TOGETHER}")
+        tie = "; where the head is the embedding, write tie_word_embeddings=true there" if missing == [HEAD] else ""
+        raise UserError(f"{where} lacks the tensor {missing[0]}, which its config.json calls for{tie}; {_TOGETHER}")
 
 
 def check_tensor(own: Mapping[str, Tensor], name: str, tensor: Tensor, *, arch: str, where: str) -> None:

@@ -6,23 +6,13 @@ from typing import Any, Literal
 
 from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT, TRAITS, Architecture, Traits, known_classes
+from slm.model.foreign.config_values import MULTIPLIERS, cleaned
 from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
 SLIDING_PATTERN = 6
 """Gemma 3: one of this many layers, the last of them, sees all positions."""
-MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-_FRACTIONS = (
-    *("rms_norm_eps", "norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
-    *MULTIPLIERS,
-)
-_NUMBERS = (
-    *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-    *("intermediate_size", "max_position_embeddings", "sliding_window", "conv_L_cache", *_FRACTIONS),
-    *("bos_token_id", "eos_token_id"),
-)
-"""Keys of config.json whose values are numbers; those of ``_FRACTIONS`` need not be whole."""
 ROPE_PATTERN = 4
 """SmolLM3: every layer with a multiple of this number has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
@@ -318,7 +308,8 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> "ModelConfig":
         """Read a ``config.json`` of transformers 4 or 5. UserError for what this model cannot compute."""
-        name = (config.get("architectures") or [None])[0]
+        config = cleaned(config)
+        name = (config["architectures"] or [None])[0]
         arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
         if arch is None:
             reason = f" ({LEFT_OUT[name]})" if name in LEFT_OUT else ""
@@ -327,7 +318,6 @@ class ModelConfig:
                 "others, llama.cpp's convert_hf_to_gguf.py may make a GGUF file, which make serve and make chat take"
             )
         traits = TRAITS[arch]
-        config = _with_numbers(config)
         _refuse_unknown(config, traits)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         local_rope = rope.get(_LOCAL) or {}
@@ -459,22 +449,9 @@ class ModelConfig:
         }
 
 
-def _with_numbers(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with numbers where they are given as text. UserError for one that is none."""
-    found = {}
-    for key in _NUMBERS:
-        if (value := config.get(key)) is not None and not (key == "eos_token_id" and isinstance(value, list)):
-            found[key] = number(value, key)
-            if isinstance(found[key], float) and key not in _FRACTIONS:
-                if found[key] != int(found[key]):
-                    raise UserError(f"{key}={value!r} in config.json is no whole number: correct it")
-                found[key] = int(found[key])
-    return config | found
-
-
 def _window(config: dict[str, Any]) -> int | None:
     """The positions that all layers of a Mistral see: a text up to that length is read as by a Llama."""
-    mistral = "MistralForCausalLM" in (config.get("architectures") or [])
+    mistral = "MistralForCausalLM" in config["architectures"]
     return config.get("sliding_window") if mistral else None
 
 
@@ -534,8 +511,9 @@ def quantized_message(kind: str) -> str:
 
 def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     """UserError for what a config.json asks for and this model does not compute."""
-    if isinstance(quantized := config.get("quantization_config"), dict):
-        raise UserError(quantized_message(str(quantized.get("quant_method") or "another program")))
+    if (quantized := config.get("quantization_config")) is not None:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        raise UserError(quantized_message(str(method or "another program")))
     for key in ("mlp_bias", "conv_bias") if traits.qkv_bias else ("attention_bias", "mlp_bias", "conv_bias"):
         if config.get(key):
             raise UserError(f"{key}=true in config.json is not supported: a {traits.hf_class} has no such biases here")

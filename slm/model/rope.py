@@ -47,7 +47,7 @@ def read_scaling(rope: dict[str, Any], context: int) -> dict[str, Any] | None:
     kind = rope.get("rope_type", rope.get("type")) or "default"
     if kind == "default":
         return None
-    if kind not in _NEEDED:
+    if not isinstance(kind, str) or kind not in _NEEDED:
         raise UserError(f"rope scaling of type {kind!r} is not supported; plain RoPE, {_known()} are")
     given = {key: value for key, value in rope.items() if key not in _ELSEWHERE and value is not None}
     if kind == "yarn":
@@ -59,6 +59,14 @@ def read_scaling(rope: dict[str, Any], context: int) -> dict[str, Any] | None:
             f"{'it' if len(missing) == 1 else 'them'} as the model's own page says, or download config.json again"
         )
     numbers = {key: number(given[key], key) for key in _NEEDED[kind]}
+    for key, value in numbers.items():
+        if value <= 0:
+            raise UserError(f"rope scaling of type {kind!r} with {key}={value} in config.json: it must be above 0")
+    if kind == "llama3" and numbers["high_freq_factor"] <= numbers["low_freq_factor"]:
+        raise UserError(
+            f"rope scaling of type 'llama3' with high_freq_factor={numbers['high_freq_factor']} in config.json: it "
+            f"must be above low_freq_factor={numbers['low_freq_factor']}"
+        )
     for key, value in given.items():
         if key not in numbers and not _has_no_effect(kind, key, value, numbers["factor"]):
             raise UserError(f"rope scaling of type {kind!r} with {key}={value} is not supported")
@@ -85,7 +93,7 @@ def number(value: Any, key: str) -> float:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value) if not value.strip().lstrip("-").isdigit() else int(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UserError(f"{key}={value!r} in config.json is no number: correct it, or download config.json again")
     return value
 

@@ -7,6 +7,7 @@ Tested in tests/slm/model/test_stored_weights.py.
 import contextlib
 import functools
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from slm.data.errors import UserError, one_line
+from slm.data.wrong_download import wrong_download
 from slm.model.config import quantized_message
 
 WEIGHTS = "model.safetensors"
@@ -37,7 +39,6 @@ _QUANTIZED = {
     ".weight_scale_inv": "FP8",
 }
 """How names of tensors end that only quantized checkpoints hold."""
-_FP8 = {dtype for name in ("float8_e4m3fn", "float8_e5m2") if (dtype := getattr(torch, name, None))}
 
 
 def load_weights(directory: str | Path) -> dict[str, Tensor]:
@@ -50,8 +51,7 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
     for path in _weight_files(Path(directory)):
         weights |= _load(path)
     for name, tensor in weights.items():
-        if kind := _quantized_by(name, tensor.dtype):
-            raise UserError(f"{directory}: {quantized_message(kind)}")
+        _check(name, tensor, directory)
     names = plain_names(weights, str(directory))
     return {names[name]: tensor for name, tensor in weights.items()}
 
@@ -81,8 +81,7 @@ def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, 
             name = TABLE
         with _opened(path) as file:  # opened anew: what was read before is given up
             tensor = file.get_tensor(each)
-        if kind := _quantized_by(name, tensor.dtype):
-            raise UserError(f"{directory}: {quantized_message(kind)}")
+        _check(name, tensor, directory)
         yield name, tensor
 
 
@@ -93,36 +92,60 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error, 200)}; download or save it again") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    """A file of weights that cannot be read, with what to do."""
+    if found := _wrong_download(path):
+        return UserError(f"{path} {found}")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # which safetensors does not open
+        return UserError(f"{os.fsencode(path)!r}: a name in this path is not UTF-8: rename the folder or the file")
+    return UserError(f"{path} cannot be read: {one_line(error, 200)}; download or save it again")
+
+
+def _wrong_download(path: Path) -> str | None:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return wrong_download(file.read(256))
+    return None
 
 
 def has_own_head(directory: str | Path) -> bool:
-    """Whether a head is stored that is not the embedding. Only safetensors are looked at, and read where both are
-    there."""
+    """Whether a head is stored that is not the embedding. Both are read where both are there."""
     try:
-        files = [path for path in _weight_files(Path(directory)) if path.suffix == ".safetensors"]
-    except UserError:
+        files = _weight_files(Path(directory))
+        return _own_head(tuple((path, path.stat().st_mtime_ns) for path in files))
+    except (UserError, OSError):
         return False  # loading says why
-    return _own_head(tuple((str(path), path.stat().st_mtime_ns) for path in files))
 
 
 @functools.lru_cache(maxsize=32)
-def _own_head(files: tuple[tuple[str, int], ...]) -> bool:
-    found: dict[str, Tensor] = {}
-    try:
-        places: dict[str, str] = {}
-        for path, _ in files:
-            with safe_open(path, framework="pt") as file:
-                places |= dict.fromkeys(file.keys(), path)
-        names = {plain: name for name, plain in plain_names(places, "").items()}
-        if not {HEAD, TABLE} <= names.keys():
-            return False
-        for plain in (HEAD, TABLE):
-            with safe_open(places[names[plain]], framework="pt") as file:
-                found[plain] = file.get_tensor(names[plain])
-    except (SafetensorError, OSError):
-        return False  # loading says why
-    return not torch.equal(found[HEAD], found[TABLE])
+def _own_head(files: tuple[tuple[Path, int], ...]) -> bool:
+    places: dict[str, Path] = {}
+    for path, _ in files:
+        places |= dict.fromkeys(_names(path), path)
+    names = {plain: name for name, plain in plain_names(places, "").items()}
+    if not {HEAD, TABLE} <= names.keys():
+        return False
+    head, table = (_tensor(places[names[plain]], names[plain]) for plain in (HEAD, TABLE))
+    return not torch.equal(head, table)
+
+
+def _names(path: Path) -> list[str]:
+    if path.suffix != ".safetensors":
+        return list(_load(path))
+    with _opened(path) as file:
+        return list(file.keys())
+
+
+def _tensor(path: Path, name: str) -> Tensor:
+    if path.suffix != ".safetensors":
+        return _load(path)[name]
+    with _opened(path) as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def plain_names(names: Iterable[str], where: str) -> dict[str, str]:
@@ -162,8 +185,23 @@ def with_table(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def _check(name: str, tensor: Tensor, directory: str | Path) -> None:
+    """UserError for a tensor that shows that these are no plain weights."""
+    if ".lora_A." in name or ".lora_B." in name:
+        raise UserError(
+            f"{directory} holds an adapter beside the weights ({name}), which is not merged into them: merge it "
+            "(PEFT's merge_and_unload) and save the model again"
+        )
+    if kind := _quantized_by(name, tensor.dtype):
+        raise UserError(f"{directory}: {quantized_message(kind)}")
+
+
 def _quantized_by(name: str, dtype: torch.dtype) -> str | None:
-    return "FP8" if dtype in _FP8 else next((kind for end, kind in _QUANTIZED.items() if name.endswith(end)), None)
+    if not dtype.is_floating_point and name.endswith(".weight"):
+        return "another program"  # as floating-point numbers, these integers would be other weights
+    if dtype.is_floating_point and dtype.itemsize < 2:
+        return "FP8"
+    return next((kind for end, kind in _QUANTIZED.items() if name.endswith(end)), None)
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -172,12 +210,14 @@ def _load(path: Path) -> dict[str, Tensor]:
             return load_file(path)
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
+        if _wrong_download(path):
+            raise _unreadable(path, error) from None
         raise UserError(
             f"{path} holds more than tensors, which would have to be run: it is refused; save the model with "
             "safe_serialization=True"
         ) from error
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error, 200)}; download or save it again") from None
+        raise _unreadable(path, error) from None
     if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
         raise UserError(f"{path} does not hold a model's tensors by name: give the model as safetensors")
     return found
@@ -194,6 +234,10 @@ def _weight_files(directory: Path) -> list[Path]:
         raise UserError(
             f"{directory} holds {others[0]} but no {WEIGHTS}: only {WEIGHTS} and {_PICKLED[0]} are read; save the "
             "model with save_pretrained"
+        )
+    if (directory / "adapter_config.json").is_file():
+        raise UserError(
+            f"{directory} holds an adapter and no model: merge it into its base (PEFT's merge_and_unload) and save that"
         )
     raise UserError(
         f"{directory} holds no {WEIGHTS}: name the folder that it is in, or download the model again if it is not "

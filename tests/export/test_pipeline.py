@@ -128,7 +128,7 @@ def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
     assert main([f"run={folder}", *options]) == 0
     said = capsys.readouterr().out
     assert re.search(r"warning: q4_k_m: \d+ matrices have rows that are not multiples of 256", said)
-    assert re.search(r"importance matrix: \d+ chunks of .* text.txt, 8 of them measured with the proof", said)
+    assert re.search(r"importance matrix: \d+ chunks of .* text.txt, 4 of them measured with the proof", said)
     record = json.loads(said.splitlines()[-1])
     assert {each["type"] for each in record["files"]} == {"f16", "q4_k_m"}
     assert record["files"][0]["file"].startswith("small-")

@@ -1,4 +1,5 @@
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,50 @@ def test_a_forgotten_permutation_is_caught(tmp_path, monkeypatch, capsys):
     assert "nothing was written" in said
 
 
+def _exchanged(name: str, first: slice, second: slice):
+    def change(model, weights):
+        tensor = weights[name].clone()
+        tensor[first], tensor[second] = weights[name][second], weights[name][first]
+        return model, weights | {name: tensor}
+
+    return change
+
+
+def _scaled(name: str, factor: float, rows: slice):
+    def change(model, weights):
+        tensor = weights[name].clone()
+        tensor[rows] *= factor
+        return model, weights | {name: tensor}
+
+    return change
+
+
+DOWN, GAIN = "model.layers.1.mlp.down_proj.weight", "model.layers.1.post_attention_layernorm.weight"
+SUBTLE = {
+    "two rows of the head": _exchanged("lm_head.weight", slice(7, 8), slice(8, 9)),
+    "two heads of keys": _exchanged("model.layers.0.self_attn.k_proj.weight", slice(0, 64), slice(64, 128)),
+    "one row by 2 %": _scaled(DOWN, 1.02, slice(5, 6)),
+    "a matrix by 0.1 %": _scaled(DOWN, 1.001, slice(None)),
+    "one gain by 5 %": _scaled(GAIN, 1.05, slice(9, 10)),
+    "rotary base by 1 %": lambda model, weights: (replace(model, rope_theta=model.rope_theta * 1.01), weights),
+    "norm's epsilon times 100": lambda model, weights: (replace(model, norm_eps=model.norm_eps * 100), weights),
+}
+
+
+@pytest.mark.parametrize("error", SUBTLE)
+def test_one_window_of_a_temporary_file_finds_small_errors(error, tmp_path, monkeypatch, capsys):
+    """All positions of a window and the whole vocabulary are compared, so that more text would find no more of them."""
+    write, change = slm.export.source.write_gguf, SUBTLE[error]
+
+    def wrong(path, kind, *, model, weights, **rest):
+        model, weights = change(model, weights)
+        write(path, kind, model=model, weights=weights, **rest)
+
+    monkeypatch.setattr(slm.export.source, "write_gguf", wrong)
+    said = export_broken(tiny.run(tmp_path / "run"), capsys, "quant=q8_0", "proof.n_ctx=128")
+    assert "a logit differs" in said or "KL divergence" in said
+
+
 def test_a_wrong_pre_tokenizer_is_caught(tmp_path, capsys):
     assert "other ids" in export_broken(tiny.run(tmp_path / "run"), capsys, "pre=smollm", "quant=f16")
 
@@ -132,7 +177,7 @@ def test_a_temporary_file_is_compared_on_less_text_with_the_checkpoint_on_the_sa
     root = tiny.run(tmp_path / "run")
     assert main([f"run={root}", "threads=1", "quant=q8_0", "proof.n_ctx=32", "calibration.imatrix=false"]) == 0
     assert (
-        seen["q8_0"].tokens == 4 * seen["f32"].tokens == 8 * 15
-    )  # in each of 8 chunks the second half, but for its first
-    assert seen["q8_0"].predictions == 4 * seen["f32"].predictions == 8 * 31
+        seen["q8_0"].tokens == 4 * seen["f32"].tokens == 4 * 15
+    )  # in each of 4 chunks the second half, but for its first
+    assert seen["q8_0"].predictions == 4 * seen["f32"].predictions == 4 * 31
     assert abs(seen["f32"].perplexity_change) < 1e-4

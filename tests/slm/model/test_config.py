@@ -59,6 +59,18 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
         (dict(num_hidden_layers="2.5"), "num_hidden_layers='2.5' in config.json is no whole number"),
         (dict(hidden_size=[64]), "hidden_size=[64] in config.json is no number"),
         (dict(quantization_config={"quant_method": "awq"}), "the checkpoint is quantized by awq"),
+        (dict(quantization_config="awq"), "the checkpoint is quantized by awq"),
+        (dict(rope_parameters=[1, 2]), "rope_parameters in config.json is a list and no object"),
+        (dict(rope_parameters=None, rope_scaling="linear"), "rope_scaling in config.json is a text and no object"),
+        (dict(rope_parameters={"rope_type": ["linear"]}), "rope scaling of type ['linear'] is not supported"),
+        (dict(rope_parameters=None, rope_theta=-5.0), "rope_theta=-5.0 in config.json must be above 0"),
+        (dict(rope_parameters=None, rope_theta=float("inf")), "rope_theta=inf in config.json is no number"),
+        (dict(rms_norm_eps=-1e-5), "rms_norm_eps=-1e-05 in config.json must be above 0"),
+        (dict(num_attention_heads=0, head_dim=None), "num_attention_heads=0 in config.json must be above 0"),
+        (dict(tie_word_embeddings="perhaps"), "tie_word_embeddings='perhaps' in config.json is neither true nor false"),
+        (dict(attention_bias="true"), "attention_bias=true"),
+        (dict(eos_token_id=["</s>"]), "eos_token_id='</s>' in config.json is no number"),
+        (dict(architectures={"a": 1}), "architecture None is not supported"),
     ],
 )
 def test_models_that_compute_something_else_are_refused(change, says):
@@ -71,6 +83,31 @@ def test_numbers_as_text_are_numbers():
     config = ModelConfig(**SMALL)
     text = {key: str(value) for key, value in config.to_hf().items() if type(value) in (int, float)}
     assert ModelConfig.from_hf(config.to_hf() | text) == config
+
+
+@pytest.mark.parametrize("held", [[], "text", 3, None])
+def test_a_config_that_is_no_object_is_refused(held):
+    with pytest.raises(UserError, match=r"config\.json holds .* and no object with a model's shape"):
+        ModelConfig.from_hf(held)
+
+
+@pytest.mark.parametrize("key", ["num_attention_heads", "max_position_embeddings", "hidden_size", "vocab_size"])
+def test_a_null_is_as_if_the_key_were_not_there(key):
+    with pytest.raises(KeyError, match=key):  # which loading names, with the file
+        ModelConfig.from_hf(ModelConfig(**SMALL).to_hf() | {key: None})
+
+
+def test_other_ways_to_write_the_same():
+    config = ModelConfig(**SMALL, tie_embeddings=False)
+    same = {
+        "tie_word_embeddings": "False",
+        "attention_bias": "false",
+        "mlp_bias": 0,
+        "architectures": "LlamaForCausalLM",
+    }
+    assert ModelConfig.from_hf(config.to_hf() | same | {"eos_token_id": ["0", 7]}) == config
+    assert ModelConfig.from_hf(config.to_hf() | {"tie_word_embeddings": None, "eos_token_id": 0.0}) == config
+    assert ModelConfig.from_hf(config.to_hf() | {"eos_token_id": []}).eos_id is None
 
 
 def test_a_mistral_is_a_llama_as_far_as_its_window():

@@ -56,6 +56,13 @@ def test_logits_are_transformers(scaling, tmp_path):
             "'longrope' is not supported; plain RoPE, 'llama3', 'linear' and 'yarn'",
         ),
         ({"rope_type": "linear", "factor": "two"}, "factor='two' in config.json is no number"),
+        ({"rope_type": "linear", "factor": 0}, "with factor=0 in config.json: it must be above 0"),
+        ({"rope_type": "linear", "factor": float("nan")}, "factor=nan in config.json is no number"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+            | {"low_freq_factor": 4.0, "high_freq_factor": 1.0},
+            "high_freq_factor=1.0 in config.json: it must be above low_freq_factor=4.0",
+        ),
         (YARN | {"beta_fast": 16}, "'yarn' with beta_fast=16 is not supported"),
         (YARN | {"attention_factor": 1.0}, "'yarn' with attention_factor=1.0 is not supported"),
     ],

@@ -1,6 +1,7 @@
 """Model directories as other people's programs write them: read as the model that they are, or named."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_the_one_matrix_under_the_heads_name(tmp_path):
     assert torch.equal(logits(load_model(renamed)), logits(plain))
     assert torch.equal(logits(resize.load_model(renamed, load_config(renamed))), logits(plain))
     without = saved(tmp_path, tied=False, change=lambda w: {name: v for name, v in w.items() if name != HEAD})
-    with pytest.raises(UserError, match=r"lacks the tensor lm_head\.weight"):
+    with pytest.raises(UserError, match=r"lacks the tensor lm_head\.weight, .*write tie_word_embeddings=true"):
         load_model(without)
 
 
@@ -83,6 +84,8 @@ def test_a_model_that_was_saved_without_its_outer_name(tmp_path):
         ("bitsandbytes", lambda w: w | {QUERY + ".absmax": torch.ones(4)}),
         ("GPTQ or AWQ", lambda w: w | {QUERY.replace("weight", "qweight"): torch.zeros(4, 32, dtype=torch.int32)}),
         ("FP8", lambda w: w | {QUERY: w[QUERY].to(torch.float8_e4m3fn)}),
+        ("FP8", lambda w: w | {QUERY: w[QUERY].to(torch.float8_e5m2fnuz)}),
+        ("another program", lambda w: w | {QUERY: (w[QUERY] * 100).to(torch.int8)}),
     ],
 )
 def test_a_quantized_checkpoint_is_named(kind, change, tmp_path):
@@ -90,6 +93,53 @@ def test_a_quantized_checkpoint_is_named(kind, change, tmp_path):
     with pytest.raises(
         UserError, match=f"the checkpoint is quantized by {kind}, .*give the model that it was made from"
     ):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("held", "says"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "is a git-lfs pointer, not the model: run"),
+        (b"<!DOCTYPE html><html>", "is a web page, not a model"),
+        (b"", "cannot be read: .*download or save it again"),
+    ],
+)
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_what_is_no_model_is_named(tmp_path, held, says, name):
+    (saved(tmp_path) / "model.safetensors").unlink()
+    (tmp_path / name).write_bytes(held)
+    with pytest.raises(UserError, match=says):
+        load_model(tmp_path)
+
+
+def test_a_name_that_is_not_utf8_is_named(tmp_path):
+    folder = tmp_path / os.fsdecode(b"na\xefve")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system holds only names in UTF-8")
+    saved(tmp_path)
+    for each in ("config.json", "model.safetensors"):
+        (tmp_path / each).rename(folder / each)
+    with pytest.raises(UserError, match=r"na.xefve.*is not UTF-8: rename the folder"):
+        load_model(folder)
+
+
+def test_an_adapter_is_named(tmp_path):
+    base = QUERY.replace("weight", "base_layer.weight")
+    more = {QUERY.replace("weight", f"lora_{each}.default.weight"): torch.ones(2, 2) for each in "AB"}
+    folder = saved(
+        tmp_path,
+        change=lambda w: {
+            f"base_model.model.{base if name == QUERY else name}": tensor for name, tensor in (w | more).items()
+        },
+    )
+    for read in (load_model, lambda folder: list(stream_weights(folder, tied=True))):
+        with pytest.raises(UserError, match=r"holds an adapter beside the weights .*lora_A.*merge_and_unload"):
+            read(folder)
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds an adapter and no model: merge it into its base"):
         load_model(folder)
 
 
@@ -113,6 +163,23 @@ def test_pickled_tensors_are_read_as_tensors(tmp_path, zipped, shards):
         (plain / names[1]).unlink()
         with pytest.raises(UserError, match=rf"lacks {names[1]}, which its pytorch_model\.bin\.index\.json names"):
             load_weights(plain)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_head_of_its_own_in_a_bin_is_not_lost(tmp_path, shards, capsys):
+    head = torch.randn(96, 32)
+    weights = load_weights(saved(tmp_path)) | {HEAD: head}
+    (tmp_path / "model.safetensors").unlink()
+    if shards == 1:
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    else:
+        parts = {"a.bin": {HEAD: head}, "b.bin": {name: each for name, each in weights.items() if name != HEAD}}
+        for name, part in parts.items():
+            torch.save(part, tmp_path / name)
+        index = {key: name for name, part in parts.items() for key in part}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    assert torch.equal(load_model(tmp_path).head_weight_VD, head)
+    assert "holds a head of its own: the model is read as untied" in capsys.readouterr().out
 
 
 class Malice:
