@@ -66,6 +66,7 @@ def tuning(
         answers = own_answers(directory, log)
         replay = share if answers or own.tune.replay else 0.0  # what was asked for and cannot be is an error below
     shape = checkpoint.load_config(directory)
+    set_by_hand = pairs or given("tune.lora") or any(each.startswith("optim") for each in words)
     less: str | None = None
     if not (pairs or own.tune.lora or given("optim")):
         fitted, less = recipe.within_memory(shape, options)
@@ -96,7 +97,7 @@ def tuning(
             pack_tokens=own.train.pack_tokens if given("train.pack_tokens") else None,
             passes=own.data.max_epochs if given("data.max_epochs") else None,
             steps=own.train.max_steps if given("train.max_steps") else None,
-            rank=own.tune.lora if pairs or given("tune.lora") or any(each.startswith("optim") for each in words) else None,
+            rank=own.tune.lora if set_by_hand else None,
             held_out=True if given("data.val_files") or given("data.val_fraction") else None,
         )
     )

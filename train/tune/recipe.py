@@ -35,8 +35,8 @@ conversation says (docs/results/chat.md)."""
 OWN_ANSWERS = 0.2
 """Share of a downloaded model's own answers to general questions."""
 LORA_GAIN, LORA_LR = 1.55, (5.0, 3e-2)
-"""An adapter's learning rate, over that of all weights, times its rank and divided by the model's width; and its bounds:
-that ratio at least, this rate at most (``lora_lr``)."""
+"""An adapter's learning rate over that of all weights, times its rank and divided by the model's width (``lora_lr``);
+and its bounds: at least so many times that rate, at most this one."""
 OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
 """What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
