@@ -172,7 +172,7 @@ class Workspace:
     def room(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Like ``buffer``, for a shape that changes from call to call: the largest that there was is kept."""
         size, found = math.prod(shape), self._buffers.get(name)
-        if found is None or found.numel() < size:  # len() of a tensor takes ten times as long
+        if found is None or found.numel() < size:
             found = self._buffers[name] = torch.empty(size, dtype=dtype or self.kernels.dtype)
         return found[:size].view(shape)
 

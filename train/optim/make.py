@@ -15,10 +15,6 @@ from slm.train.optim.interface import Parameters
 from slm.train.optim.muon import Muon
 from slm.train.optim.plain import AdamW
 
-A_NAME, A_RATE = ".lora_A.weight", 0.1
-"""AdamW's rate of an adapter's A, in units of ``optim.lr``, which is that of B (LoRA+, arXiv 2402.12354): B begins at
-zero and has to grow, A only turns."""
-
 
 def make_optimizer(
     model: Parameters,
@@ -41,8 +37,7 @@ def make_optimizer(
     if config.within_backward:
         return Adafactor(_decayed_and_kept(model, config))
     betas = (config.betas[0], config.betas[1])
-    groups = _with_slow_a(model, _decayed_and_kept(model, config))
-    return AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)
+    return AdamW(_decayed_and_kept(model, config), lr=config.lr, betas=betas, eps=config.eps, kernels=kernels)
 
 
 def _decayed_and_kept(model: Parameters, config: OptimConfig) -> list[dict[str, Any]]:
@@ -53,18 +48,6 @@ def _decayed_and_kept(model: Parameters, config: OptimConfig) -> list[dict[str, 
         matrix = parameter.ndim == 2 and "embed_tokens" not in name
         (decayed if matrix else kept).append(parameter)
     return [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
-
-
-def _with_slow_a(model: Parameters, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The groups with the A of an adapter, where there is one, in groups of their own, at ``A_RATE``."""
-    slow = {parameter for name, parameter in model.named_parameters() if name.endswith(A_NAME)}
-    if not slow:
-        return groups
-    rest = [group | {"params": [each for each in group["params"] if each not in slow]} for group in groups]
-    found = [
-        group | {"params": [each for each in group["params"] if each in slow], "lr_ratio": A_RATE} for group in groups
-    ]
-    return [group for group in (*rest, *found) if group["params"]]
 
 
 def _muon(model: Parameters, config: OptimConfig, precision: str, tied: bool, kernels: Kernels | None) -> Muon:

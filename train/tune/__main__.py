@@ -66,11 +66,11 @@ def tuning(
         answers = own_answers(directory, log)
         replay = share if answers or own.tune.replay else 0.0  # what was asked for and cannot be is an error below
     shape = checkpoint.load_config(directory)
-    set_by_hand = pairs or given("tune.lora") or any(each.startswith("optim") for each in words)
-    less: str | None = None
     if not (pairs or own.tune.lora or given("optim")):
-        fitted, less = recipe.within_memory(shape, options)
+        fitted, line = recipe.within_memory(shape, options)
         options = fitted or options
+        if line:
+            log(line)
     show_files(own.data, log)
     found = looked.look(
         own.data,
@@ -97,14 +97,10 @@ def tuning(
             pack_tokens=own.train.pack_tokens if given("train.pack_tokens") else None,
             passes=own.data.max_epochs if given("data.max_epochs") else None,
             steps=own.train.max_steps if given("train.max_steps") else None,
-            rank=own.tune.lora if set_by_hand else None,
+            adapter=own.tune.lora > 0,
             held_out=True if given("data.val_files") or given("data.val_fraction") else None,
         )
     )
-    if choice.rank and not own.tune.lora:
-        options = recipe.recipe(run, directory, replace(own.tune, lora=choice.rank), given=given)
-    elif less:
-        log(less)
     options |= _options(choice, seen)
     if recipe.FROM_ELSEWHERE.items() <= options.items():  # no betas of the base's own
         options["optim.betas"] = f"[0.9,{choice.beta2:g}]"

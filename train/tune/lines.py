@@ -18,8 +18,6 @@ def plan(choice: Choice, seen: Look | None, *, max_minutes: float | None) -> str
     text = f"plan: {choice.max_steps:,} updates of up to {choice.step_tokens:,} tokens"
     if max_minutes is not None:
         text += f", or as many as {duration(60 * max_minutes)} allow"
-    if choice.rank:
-        text += f" of an adapter of rank {choice.rank}"
     if seen is None or choice.passes is None:
         return text
     text += (

@@ -34,9 +34,8 @@ REPLAY = 0.15
 conversation says (docs/results/chat.md)."""
 OWN_ANSWERS = 0.2
 """Share of a downloaded model's own answers to general questions."""
-LORA_GAIN, LORA_LR = 1.55, (5.0, 3e-2)
-"""An adapter's learning rate over that of all weights, times its rank and divided by the model's width (``lora_lr``);
-and its bounds: at least so many times that rate, at most this one."""
+LORA_LR_RATIO = 5.0
+"""The learning rate of an adapter over that of all weights."""
 OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
 """What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
@@ -93,7 +92,7 @@ def recipe(
         options = {name: value for name, value in options.items() if name.partition(".")[0] != "optim"}
         options |= {"lora.rank": tune.lora, **FROM_ELSEWHERE, "optim.min_lr_ratio": 0.0}
         options |= {} if given("optim") else {"optim": "adamw"}
-        options["optim.lr"] = float(f"{lora_lr(checkpoint.load_config(directory), tune.lora):.3g}")
+        options["optim.lr"] = float(f"{lora_lr(checkpoint.load_config(directory)):.3g}")
     if preference:
         options["name"] = f"{run.name}-{preference}"
         for name in ("lr", *OTHER_RATES):
@@ -175,17 +174,9 @@ def size_lr(shape: ModelConfig) -> float:
     return min(1e-3, max(1e-5, 1e-3 * math.sqrt(10e6 / shape.n_params)))
 
 
-def lora_lr(shape: ModelConfig, rank: int) -> float:
-    """A peak learning rate of AdamW for an adapter's B.
-
-    AdamW moves each number by about the rate. All weights of a row move x W^T by the rate times the sum of x's sizes,
-    d of them. B moves it by the rate times 2 times the sum of A x's sizes, ``rank`` of them, each .58 times as large as
-    those of x. So an adapter needs about d / (1.16 rank) times the rate for the same step (measured with two models and
-    three ranks, docs/results/chat.md).
-    """
-    least, most = LORA_LR
-    full = size_lr(shape)
-    return min(most, max(least * full, LORA_GAIN * full * shape.d_model / rank))
+def lora_lr(shape: ModelConfig) -> float:
+    """A peak learning rate of AdamW for an adapter: some times that for all weights, whatever the rank."""
+    return LORA_LR_RATIO * size_lr(shape)
 
 
 def answers_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:

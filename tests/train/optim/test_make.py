@@ -9,9 +9,8 @@ import torch
 
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from slm.train.config import LoraConfig, OptimConfig
+from slm.train.config import OptimConfig
 from slm.train.distributed.zero1 import Shard
-from slm.train.lora.adapter import AdapterParameters
 from slm.train.optim.make import make_optimizer
 from slm.train.optim.muon import Muon
 
@@ -71,20 +70,6 @@ def test_a_shard_without_the_head_is_still_untied():
     shard = Shard(model, {"model.embed_tokens.weight"})
     embedding = make_optimizer(shard, MUON, tied=False).param_groups[1]
     assert embedding["lr_ratio"] * MUON.lr == pytest.approx(0.15 * (32 / 256) ** -0.5)
-
-
-def test_an_adapters_a_has_a_tenth_of_the_rate_and_keeps_its_decay():
-    adapter = AdapterParameters(LanguageModel(SHAPE), LoraConfig(rank=2), "base")
-    config = replace(MUON, name="adamw", weight_decay=0.1)
-    names = {p: name for name, p in adapter.named_parameters()}
-    found = {
-        names[p]: (group.get("lr_ratio", 1.0), group["weight_decay"])
-        for group in make_optimizer(adapter, config).param_groups
-        for p in group["params"]
-    }
-    assert len(found) == len(names) == 2 * 2 * 7
-    assert {part for name, part in found.items() if "lora_A" in name} == {(0.1, 0.1)}
-    assert {part for name, part in found.items() if "lora_B" in name} == {(1.0, 0.1)}
 
 
 def test_decay_is_the_matrices_only_and_the_number_format_is_the_runs():

@@ -120,7 +120,7 @@ def test_answers_at_validations_take_little_of_the_time(tmp_path, monkeypatch):
 
 def test_what_the_last_validation_has_asked_is_not_asked_again(tmp_path, monkeypatch):
     made = attached(asked(tmp_path, write_chats(tmp_path, 200), "data.val_fraction=0.5"))
-    clock = Slow(monkeypatch, 3.0)
+    clock = Slow(monkeypatch, 4.0)
     made._model.continued = clock.continued
     made.before(1.0)
     assert len(made._asked) == 3, "no time for more than are shown"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from slm.train.tune.rule import LEAST_UPDATES, MOST_STEP, PATIENCE, SEVERAL_IN_CONTEXT, SHORT_RANK, Findings, choose
+from slm.train.tune.rule import LEAST_UPDATES, MOST_STEP, PATIENCE, SEVERAL_IN_CONTEXT, Findings, choose
 
 SMOLLM = {"n_params": 134_515_008, "context": 8192}
 
@@ -51,23 +51,19 @@ def test_few_conversations_are_all_learned_and_many_are_held_out_to_stop_by():
     assert choose(found(40, held_out=True)).patience == PATIENCE
 
 
-def test_a_time_too_short_for_enough_updates_gets_an_adapter_and_steps_of_four_conversations():
+def test_a_time_too_short_for_enough_updates_gets_steps_of_four_conversations_and_a_higher_rate():
     short_time, long_time = choose(found(40, seconds=120)), choose(found(40, seconds=1200))
-    assert (short_time.step_tokens, short_time.rank, short_time.lr_ratio) == (256, SHORT_RANK, 1.0)
-    usual = choose(found(40))
-    assert (long_time.step_tokens, long_time.rank, long_time.lr_ratio) == (usual.step_tokens, 0, 1.0)
-    muon = choose(found(40, seconds=120, optimizer="muon"))
-    assert (muon.rank, muon.lr_ratio) == (0, 1.0)
+    assert (short_time.step_tokens, short_time.lr_ratio) == (256, 4.0)
+    assert (long_time.step_tokens, long_time.lr_ratio) == (choose(found(40)).step_tokens, 1.0)
+    assert choose(found(40, seconds=120, optimizer="muon")).lr_ratio == 1.0
 
 
-def test_a_person_may_want_all_weights_or_an_adapter_in_a_short_time():
-    whole, adapter = choose(found(40, seconds=120, rank=0)), choose(found(40, seconds=120, rank=64))
-    assert (whole.step_tokens, whole.rank, whole.lr_ratio) == (256, 0, 4.0)
-    assert (adapter.rank, adapter.lr_ratio) == (64, 1.0)
-    # Its updates cost less: the time that is too short for all weights is long enough for an adapter.
-    assert choose(found(40, seconds=170, rank=0)).lr_ratio == 4.0
-    assert choose(found(40, seconds=170, rank=16)).step_tokens == choose(found(40)).step_tokens
-    assert adapter.eval_every > whole.eval_every
+def test_an_adapter_makes_more_updates_in_a_time():
+    assert choose(found(40, seconds=120, adapter=True)).eval_every > choose(found(40, seconds=120)).eval_every
+    # The time that is too short for all weights is long enough for an adapter.
+    whole, adapter = choose(found(40, seconds=170)), choose(found(40, seconds=170, adapter=True))
+    assert (whole.lr_ratio, adapter.lr_ratio) == (4.0, 1.0)
+    assert adapter.step_tokens == choose(found(40)).step_tokens
 
 
 def test_a_shared_beginning_leaves_time_for_more_updates():
@@ -75,8 +71,8 @@ def test_a_shared_beginning_leaves_time_for_more_updates():
     assert (alike.step_tokens, alike.lr_ratio) == (plain.step_tokens, plain.lr_ratio)  # learned no better
     assert choose(found(600, seconds=300, shared=40)).eval_every > choose(found(600, seconds=300)).eval_every
     # Enough updates of 128 tokens fit, of which half are computed: the step is no short one.
-    assert choose(found(40, seconds=180)).rank == SHORT_RANK
-    assert choose(found(40, seconds=180, shared=40)).rank == 0
+    assert choose(found(40, seconds=180)).lr_ratio == 4.0
+    assert choose(found(40, seconds=180, shared=40)).lr_ratio == 1.0
 
 
 def test_one_long_conversation_does_not_make_every_step_long():

@@ -342,32 +342,6 @@ def load_config_of(n_params: int):
     return SimpleNamespace(n_params=n_params)
 
 
-def test_an_adapters_rate_falls_with_its_rank_and_grows_with_the_models_width(base):
-    shape = load_config(list_checkpoints(base)[-1])
-    narrow, wide = replace(shape, d_model=256), replace(shape, d_model=576)
-    ranks = [recipe.lora_lr(narrow, rank) for rank in (4, 16, 64)]
-    assert ranks == sorted(ranks, reverse=True)
-    assert recipe.lora_lr(wide, 32) > recipe.lora_lr(narrow, 32)
-    assert all(recipe.size_lr(shape) * 5 <= rate <= 0.03 for rate in ranks)
-
-
-def test_a_short_time_trains_an_adapter_unless_a_person_says_otherwise(base, chats, tmp_path, monkeypatch):
-    monkeypatch.setattr(rule, "FLOPS", 1e6)  # a slow machine
-    words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", *QUICK, *SHORT]
-    short = [*words, "budget=2m"]
-    said = []
-    config = tuning(short, log=said.append)
-    assert (config.lora.rank, config.optim.name) == (rule.SHORT_RANK, "adamw")
-    assert config.optim.lr == pytest.approx(
-        recipe.lora_lr(load_config(list_checkpoints(base)[-1]), rule.SHORT_RANK), rel=1e-2
-    )
-    assert any(f"of an adapter of rank {rule.SHORT_RANK}" in line for line in said)
-    assert tuning([*short, "tune.lora=4"]).lora.rank == 4
-    for more in ("tune.lora=0", "optim.lr=1e-3"):
-        assert tuning([*short, more]).lora.rank == 0
-    assert tuning(words).lora.rank == 0
-
-
 def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_path):
     """Those that the model's own template refuses, and those whose answers come too late."""
     template = (
