@@ -117,7 +117,9 @@ async def _serve(
     if options.chat_template is not None:
         base = replace(base, chat_template=Path(options.chat_template).read_text(encoding="utf-8"))
         engines[next(iter(paths))] = base
-    # Each adapter has its own engine: its KV caches hold nothing that was computed without it.
+    # A request to any of these engines may choose adapters; each adapter has one in which it need not be chosen.
+    base = replace(base, adapters=tuple(dict.fromkeys(each.path for each in adapters.values())))
+    engines[next(iter(paths))] = base
     engines |= {name: replace(base, adapter=each.path, adapter_scale=each.scale) for name, each in adapters.items()}
     budget = None
     if len(engines) > 1 or options.pull:

@@ -77,6 +77,8 @@ class ServerOptions(EngineOptions):
     """Whether there are pages for people."""
     chat_template: str | None = None
     """The path of a Jinja template in place of the model's own."""
+    thinking: bool | None = None
+    """Whether models reason where a request does not say it; None: the chat template decides."""
     slot_save_path: str | None = None
     """The folder of saved slots; None: none can be saved."""
     hosts: list[str] = field(default_factory=list)

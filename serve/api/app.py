@@ -50,7 +50,9 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> Acce
                 CORSMiddleware,
                 allow_origins=options.cors_origins,
                 allow_origin_regex=_OF_THIS_MACHINE if "localhost" in options.cors_origins else None,
-                allow_methods=["*"],
+                allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+                # Pages that are named may send what a proxy before this server asks for; not any page.
+                allow_credentials="*" not in options.cors_origins,
                 allow_headers=["*"],
                 expose_headers=["x-request-id", client_fields.HEADER],
             )

@@ -66,11 +66,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(names=("prediction",), why="it would only save time", routes=("chat",)),
     Rule(
-        names=("id_slot", "slot_id", "n_cache_reuse", "t_max_predict_ms", "n_keep", "n_discard"),
+        names=("slot_id", "n_cache_reuse", "t_max_predict_ms", "n_keep", "n_discard"),
         why="the server manages its slots itself",
     ),
     Rule(
-        names=("timings_per_token", "return_progress", "verbose", "sse_ping_interval"),
+        names=("return_progress", "verbose", "sse_ping_interval"),
         why="they ask for reports that the response does not have",
     ),
     Rule(
@@ -99,7 +99,6 @@ RULES: tuple[Rule, ...] = (
     Rule(names=("prompt_logprobs",), only=(0, False), why='/v1/completions with "echo" has them'),
     Rule(names=("n_probs",), only=(0,), why='use "logprobs"'),
     Rule(names=("post_sampling_probs", "return_tokens", "return_token_ids"), only=(False,), why="no response has them"),
-    Rule(names=("lora",), only=([],), why='an adapter is chosen by its name in "model"'),
     Rule(names=("documents", "images", "audios", "videos"), only=([],), why="the models read text"),
     Rule(names=("options",), only=({},), why="give its fields in the body itself"),
     Rule(names=("reasoning_budget", "thinking_budget", "thinking_budget_tokens"), only=(-1,),

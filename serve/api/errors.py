@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
 from starlette.responses import JSONResponse
@@ -16,9 +16,16 @@ from slm.serve.pool.request_stream import RequestFailedError
 @with_config(ConfigDict(extra="forbid"))
 class ErrorDetail(TypedDict):
     message: Annotated[str, Field(description="what is wrong, and what would be right")]
-    type: Annotated[str, Field(description="invalid_request_error, rate_limit_error, timeout_error or server_error")]
+    type: Annotated[
+        str,
+        Field(description="invalid_request_error, exceed_context_size_error, rate_limit_error, timeout_error or such"),
+    ]
     param: Annotated[str | None, Field(description="the field that is meant")]
     code: Annotated[str | None, Field(description="for programs, such as context_length_exceeded or queue_full")]
+    n_prompt_tokens: NotRequired[
+        Annotated[int, Field(description="with context_length_exceeded, as llama-server has it: at least so many")]
+    ]
+    n_ctx: NotRequired[Annotated[int, Field(description="with context_length_exceeded: the most tokens that fit")]]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -97,7 +104,12 @@ def request_failed(error: RequestFailedError, *, param: str = "prompt", if_too_l
     """The error for a request that the engine refused or lost. ``param`` is the field that its tokens came from;
     ``if_too_long`` is added to the message where they were too many."""
     if error.code == "context_length_exceeded":
-        return ApiError(400, f"{error} {if_too_long}".rstrip(), param=param, code=error.code)
+        # The code is OpenAI's, the type llama-server's: programs that shorten a chat look for one or the other.
+        kind = "exceed_context_size_error"
+        made = ApiError(400, f"{error} {if_too_long}".rstrip(), type=kind, param=param, code=error.code)
+        if error.n_context:
+            made.body["error"]["n_prompt_tokens"], made.body["error"]["n_ctx"] = error.n_tokens, error.n_context
+        return made
     if error.code == "invalid_request":
         return ApiError(400, str(error))
     if error.code == "deadline_exceeded":

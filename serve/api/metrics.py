@@ -123,16 +123,26 @@ class PoolCollector(Collector):
         def computed(m: Served) -> int:
             return m.counters.prompt_tokens - m.counters.cached_tokens
 
+        def embedded(m: Served) -> int:
+            return m.counters.embedding_tokens
+
         def per(n: float, of: float) -> float:
             return n / of if of else 0.0
 
         stats = lambda value: _if_loaded(lambda e: value(e.engine.stats))  # noqa: E731
         for kind, name, text, value in (
-            ("counter", "prompt_tokens", "Prompt tokens processed.", computed),
+            ("counter", "prompt_tokens", "Prompt tokens processed.", lambda m: computed(m) + embedded(m)),
             ("counter", "prompt_tokens_cached", "Prompt tokens from the cache.", lambda m: m.counters.cached_tokens),
             ("counter", "prompt_seconds", "Prompt process time.", lambda m: m.counters.prefill_s),
             ("counter", "tokens_predicted", "Generation tokens processed.", lambda m: m.counters.completion_tokens),
             ("counter", "tokens_predicted_seconds", "Predict process time.", lambda m: m.counters.decode_s),
+            ("counter", "spec_decode_num_draft_tokens", "Draft tokens verified.", lambda m: m.counters.drafted_tokens),
+            (
+                "counter",
+                "spec_decode_num_accepted_tokens",
+                "Draft tokens accepted.",
+                lambda m: m.counters.accepted_tokens,
+            ),
             ("counter", "n_decode", "Batches computed, by the present engine.", stats(lambda s: s.steps)),
             (
                 "gauge",

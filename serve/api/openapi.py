@@ -201,7 +201,8 @@ def document(options: ServerOptions, *, keyed: bool) -> dict[str, Any]:
     """The document of a server with these options."""
     posts = {**_POSTS, **NATIVE_POSTS, **OLLAMA_POSTS}
     paths: dict[str, Any] = {path: {"post": _post(post, keyed)} for path, post in posts.items()}
-    paths |= _gets(keyed)
+    for path, gets in _gets(keyed).items():
+        paths[path] = paths.get(path, {}) | gets
     tags = {post.body: post.tag for post in reversed(posts.values())}  # several routes may take the same body
     _, bodies = models_json_schema([(body, "validation") for body in tags], ref_template=_REF)
     _, responses = TypeAdapter.json_schemas(

@@ -39,6 +39,10 @@ class Sequence:
     """Whether it may begin with what another sequence computed."""
     stops: tuple[int, ...] = ()
     """Numbers of prompt tokens after which the slot's state is kept: a chunk ends there."""
+    wanted_slot: int | None = None
+    """The one that it gets where it is free."""
+    adapters: tuple[float, ...] = ()
+    """By what each adapter is multiplied. Sequences of one batch have the same, and a prefix belongs to them."""
     scores_prompt: bool = False
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
 
@@ -136,6 +140,8 @@ class Plan:
     """Per admission, the sequence's ``stops``."""
     displaced: tuple[tuple[int, ...], ...] = ()
     """Per admission, the tokens that the slot held."""
+    adapters: tuple[float, ...] = ()
+    """Those of all its sequences."""
 
 
 def make_plan(
@@ -249,7 +255,8 @@ def _plan_prefill(
         if (running or admitted) and n_held + len(sequence.tokens) + 1 > limits.kv_tokens:
             break
         n_held += len(sequence.tokens) + 1
-        choice = _choose_slot(_reusable(sequence), slots, cached, kept, taken, computing, limits)
+        wanted = [slot for slot in slots if slot == sequence.wanted_slot] or slots
+        choice = _choose_slot(_reusable(sequence), wanted, cached, kept, taken, computing, limits)
         if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
             n_reserved += 1
             continue

@@ -87,8 +87,10 @@ class EngineConfig(EngineOptions):
     """The smaller model's file; its tokenizer must be the model's."""
     chat_template: str | None = None
     """A template in place of the model's own."""
+    adapters: tuple[Path, ...] = ()
+    """Files of LoRA adapters of which a request may choose some."""
     adapter: Path | None = None
-    """The file of a LoRA adapter that all sequences are computed with."""
+    """The one that holds where a request chooses none."""
     adapter_scale: float = 1.0
     """By what its part is multiplied: 0 is the model without it."""
 

@@ -72,6 +72,8 @@ class Embedder:
             # An encoder computes no logits. It may have a table of positions, which ends with its context.
             most = model.n_ctx_train if not model.causal else max(_LOGITS // model.n_vocab, 1)
             self._n_ctx = min(context, most)
+        self.n_steps = 0
+        """Batches computed."""
         self._queue: deque[_Input] = deque()
         self._context: Context | None = None
         self._batch = Batch(max(_BATCH, self._n_ctx) if self._whole else _BATCH, _SEQUENCES)
@@ -124,9 +126,10 @@ class Embedder:
         if n == 0:
             return Failure(id=request.id, code="invalid_request", message=f"input {each.index} has no tokens")
         if n > self._n_ctx:
-            has = f"{'' if complete else 'more than '}{n}"
-            message = f"input {each.index} has {has} tokens; this server embeds at most {self._n_ctx} at a time."
-            return Failure(id=request.id, code="context_length_exceeded", message=message)
+            has = f"has {'' if complete else 'more than '}{n} tokens and is too large"
+            message = f"input {each.index} {has}; this server embeds at most {self._n_ctx} at a time."
+            counts = {"n_tokens": n, "n_context": self._n_ctx}
+            return Failure(id=request.id, code="context_length_exceeded", message=message, **counts)
         return None
 
     def _tokenize(self, each: _Input) -> Failure | None:
@@ -166,6 +169,7 @@ class Embedder:
             self._queue.clear()
             self._context.clear()
             return [*events, *(Failure(id=each, code="engine_error", message=str(error)) for each in failed)]
+        self.n_steps += 1
         start = 0
         for each, n in chunks:
             first, start = start, start + n

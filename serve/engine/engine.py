@@ -128,8 +128,8 @@ class Engine:
             waiting=scheduler.n_waiting,
             kv_used=scheduler.n_computed,
             preempted=self.n_preempted,
-            steps=self.n_steps,
-            in_steps=self.n_in_steps,
+            steps=self.n_steps + self._embedder.n_steps,
+            in_steps=self.n_in_steps + self._embedder.n_steps,
             threads=self._runner.threads,
             step_s=0.0 if began is None else time.monotonic() - began,
         )

@@ -184,9 +184,10 @@ def prepare(request: Generate, *, model: Model, context: int) -> Generate | Fail
     if context - len(prompt) < (0 if request.max_tokens == 0 else 1):
         message = (
             f"This model's maximum context length is {context} tokens, but the prompt has "
-            f"{'' if complete else 'more than '}{len(prompt)}. Shorten it."
+            f"{'' if complete else 'more than '}{len(prompt)}, which exceeds the available context size. Shorten it."
         )
-        return Failure(id=request.id, code="context_length_exceeded", message=message)
+        counts = {"n_tokens": len(prompt), "n_context": context}
+        return Failure(id=request.id, code="context_length_exceeded", message=message, **counts)
     return replace(request, prompt=tuple(prompt), literal_spans=())
 
 
@@ -205,6 +206,8 @@ def start(
             id=request.id,
             tokens=prompt,
             n_prompt=len(prompt),
+            wanted_slot=request.slot,
+            adapters=request.adapters,
             # Batch-invariant, what is cached is the same to the bit.
             use_prefix_cache=request.use_prefix_cache or batch_invariant,
             scores_prompt=request.echo and request.top_logprobs is not None,

@@ -74,10 +74,13 @@ class SamplingDefaults:
     min_p: float = 0.05
     repeat_penalty: float = 1.0
     repeat_last_n: int = 64
+    seed: int | None = None
+    """None: another one for each request."""
 
     def params(self, **given: Any) -> SamplingParams:
         """The parameters of a request that gives these; None counts as not given."""
-        return SamplingParams(**(asdict(self) | {name: value for name, value in given.items() if value is not None}))
+        chosen = asdict(self) | {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**{name: value for name, value in chosen.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +104,12 @@ class Generate:
     stop_until: str = ""
     """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
     sampling: SamplingParams = SamplingParams()
+    adapters: tuple[float, ...] = ()
+    """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""
     top_logprobs: int | None = None
     """None: no log-probabilities; n: those of the sampled token and of the n most likely ones."""
+    slot: int | None = None
+    """The slot that it gets if that is free when its turn comes; else, and with None, another."""
     use_prefix_cache: bool = True
     """Whether cached tokens of the prompt may be used. Without them, the numbers do not depend on earlier requests."""
     echo: bool = False
@@ -234,12 +241,17 @@ class ModelInfo:
     load_s: float
     bos_id: int = -1
     """-1: there is none."""
+    endings: tuple[int, ...] = ()
+    """Tokens that end a text."""
     ranking: RankForm | None = None
     """None: the model is no reranking model."""
     fim: FimTokens | None = None
     """None: the model cannot fill in the middle."""
     sampling: SamplingDefaults = SamplingDefaults()
     """What ``serve.sampling`` says, else the model's file, else this server."""
+    adapters: tuple[tuple[str, float], ...] = ()
+    """Adapters that a request may choose: the file of each, and by what it is multiplied where a request chooses
+    none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -347,6 +359,10 @@ class Failure:
     id: str
     code: FailureCode
     message: str
+    n_tokens: int = 0
+    """Of a prompt that is too long: its tokens, as far as they were counted."""
+    n_context: int = 0
+    """And how many it may have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,13 +73,18 @@ class ModelRunner:
             )
 
         try:
-            self.adapter = (
-                Adapter(self.model, config.adapter, scale=config.adapter_scale) if config.adapter is not None else None
-            )
+            files = dict.fromkeys([*config.adapters, *([config.adapter] if config.adapter is not None else [])])
+            loaded = {each: Adapter(self.model, each, scale=config.adapter_scale) for each in files}
+            self.adapter = loaded[config.adapter] if config.adapter is not None else None
+            self._adapters = [loaded[each] for each in config.adapters]
             self.context = make_context(length)
         except BaseException:
             self.model.close()
             raise
+        self._own_adapters = tuple(config.adapter_scale if each == config.adapter else 0.0 for each in config.adapters)
+        """By what each adapter is multiplied where a request chooses none."""
+        self._applied: tuple[float, ...] = ()
+        """Those that the context computes with at the moment; (): its own."""
         self._growth = KvGrowth(make_context, now=length, most=context)
         self.mixes = shared
         """Whether one pass takes different numbers of tokens of the sequences."""
@@ -118,9 +123,11 @@ class ModelRunner:
             control_tokens=self.model.control_names() if chat_template else (),
             load_s=time.perf_counter() - started,
             bos_id=self.model.bos,
+            endings=tuple(self.model.eog_tokens),
             ranking=_rank_form(self.model, metadata.get("tokenizer.chat_template.rerank", "")),
             fim=_fim_tokens(self.model),
             sampling=config.sampling.over(metadata),
+            adapters=tuple(zip(map(str, config.adapters), self._own_adapters, strict=True)),
         )
 
     @property
@@ -167,7 +174,7 @@ class ModelRunner:
         except LlamaError as error:
             raise SlotTooShortError(self._growth.length, str(error)) from None
         self.context.close()
-        self.context = longer
+        self.context, self._applied = longer, ()
 
     def adapt_threads(self) -> None:
         """Computes with fewer threads while other programs use the cores, and with all again when they have ended."""
@@ -187,6 +194,8 @@ class ModelRunner:
             self._cut(slot, n_cached)
         if not self.mixes:
             self._make_long(max(chunk.start + len(chunk.tokens) for chunk in plan.chunks))
+        if plan.adapters != self._applied:
+            self._apply(plan.adapters)
         self.batch.clear()
         last = {}
         # llama.cpp computes sequences together only where they follow each other in the order of slots. Backwards, each
@@ -200,6 +209,12 @@ class ModelRunner:
                 state = self.context.seq_state(chunk.slot, partial=True)
                 self._checkpoints.keep(chunk.slot, chunk.start + len(chunk.tokens), state)
         return [last[chunk.slot] for chunk in plan.chunks]
+
+    def _apply(self, scales: tuple[float, ...]) -> None:
+        """Computes with these adapters from now on; (): with the engine's own."""
+        chosen = zip(self._adapters, scales or self._own_adapters, strict=True)
+        self.context.set_adapters([(adapter, scale) for adapter, scale in chosen if scale])
+        self._applied = scales
 
     def logits(self, index: int) -> np.ndarray:
         """float32 [n_vocab] of a batch entry that asked for logits."""

@@ -26,6 +26,7 @@ class SamplingOptions:
     min_p: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         for name, (low, high) in _LIMITS.items():
@@ -39,7 +40,7 @@ class SamplingOptions:
         chosen = {}
         for each in fields(SamplingDefaults):
             given = getattr(self, each.name)
-            if given is None:
+            if given is None and each.name in _KEYS:
                 given = _number(metadata.get(_KEYS[each.name]), each.name)
             if given is not None:
                 chosen[each.name] = given
@@ -53,6 +54,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repeat_penalty": (0.01, 10),
     "repeat_last_n": (0, 65536),
+    "seed": (0, 2**63 - 1),
 }
 _KEYS = {
     "temperature": "general.sampling.temp",

@@ -11,6 +11,9 @@ from dataclasses import replace
 from slm.serve.engine.batch_plan import Limits, Plan, Sequence, common_prefix, make_plan, whole_chunks
 from slm.serve.engine.messages import SlotState
 
+Adapters = tuple[float, ...]
+"""By what each adapter is multiplied; (): as the engine's configuration says."""
+
 
 class KvSlots:
     """``n`` slots. A free one may still cache the tokens of its last sequence, for one with the same prefix."""
@@ -79,8 +82,12 @@ class Scheduler:
         self._slots = KvSlots(slots)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
-        self._n_prefilled = 0
-        """Prompt tokens computed since the last decode step, while sequences generate."""
+        self._n_prefilled: dict[Adapters, int] = {}
+        """Prompt tokens computed since the last decode step, while sequences with the same adapters generate."""
+        self._slot_adapters: list[Adapters] = [()] * slots
+        """With which adapters each slot's cells were computed."""
+        self._turns: dict[Adapters, int] = {}
+        """When sequences with these adapters were last computed, as a count of such steps."""
         self._by_length = True
         """Whether the next prompt tokens are the shortest prompt's. Every other time, so that a long prompt gets half
         of the steps however many short ones come."""
@@ -129,24 +136,32 @@ class Scheduler:
         return tuple(states)
 
     def cached(self, slot: int) -> tuple[int, ...] | None:
-        """The tokens that a free slot holds; None for one in use. Raises ``IndexError`` where there is no such
-        slot."""
+        """The tokens that a free slot holds, computed with no adapters of a request's own; None for one in use. Raises
+        ``IndexError`` where there is no such slot."""
         if not 0 <= slot < self._slots.n:
             raise IndexError(slot)
-        return self._slots.cached(slot) if self._slots.is_free(slot) else None
+        return self._held(slot, ()) if self._slots.is_free(slot) else None
+
+    def _held(self, slot: int, adapters: Adapters) -> tuple[int, ...]:
+        """What a free slot caches for sequences with these adapters."""
+        return self._slots.cached(slot) if self._slot_adapters[slot] == adapters else ()
 
     def next_prompt(self) -> tuple[list[int], int, int] | None:
         """For the next sequence that gets a slot: the tokens that may come from the cache, how many of them some slot
         holds, and the slot that is given up first. None where nothing may, or no slot is free."""
         if not self._waiting or not self._waiting[0].reuses or not (free := self._slots.free()):
             return None
+        if self._waiting[0].adapters:
+            return None
         tokens = self._waiting[0].tokens[:-1]
-        held = [self._slots.cached(slot) for slot in free] + [each.tokens for each in self._running]
+        held = [list(self._held(slot, ())) for slot in free]
+        held += [each.tokens for each in self._running if not each.adapters]
         return tokens, max(common_prefix(tokens, each) for each in held), free[0]
 
     def put_cached(self, slot: int, tokens: tuple[int, ...]) -> None:
         """The caller has put the cells of these tokens into a free slot."""
         self._slots.put_cached(slot, tokens)
+        self._slot_adapters[slot] = ()
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""
@@ -180,31 +195,57 @@ class Scheduler:
         """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts`` and
         what ``kept`` gives for free slots: see ``make_plan``."""
         free = self._slots.free() if self._waiting else []
-        cached = {slot: self._slots.cached(slot) for slot in free} if self._waiting else {}
-        plan = make_plan(
-            self._running,
-            self._waiting,
-            free,
-            self._limits,
-            cached,
-            drafts,
-            self._n_prefilled,
-            kept(free),
-            self._by_length,
-        )
+        kept_states = kept(free)
+        plan = Plan((), ())
+        for adapters in self._in_turn():
+            plan = self._plan_for(adapters, free, drafts, kept_states)
+            if plan.chunks:
+                self._turns[adapters] = 1 + max(self._turns.values(), default=0)
+                break
         if plan.admitted:
-            plan = replace(plan, displaced=tuple(tuple(cached[slot]) for _, slot in plan.admitted))
+            plan = replace(plan, displaced=tuple(self._held(slot, ()) for _, slot in plan.admitted))
         by_id = {sequence.id: sequence for sequence in self._waiting} if plan.admitted else {}
         for (sequence_id, slot), n_cached, stops in zip(plan.admitted, plan.n_cached, plan.stops, strict=True):
             sequence = by_id[sequence_id]
             sequence.stops = stops
             self._waiting.remove(sequence)
             self._slots.take(slot, sequence_id)
+            self._slot_adapters[slot] = plan.adapters
             if not sequence.admitted:
                 sequence.n_cached, sequence.admitted = n_cached, True
             sequence.slot, sequence.n_computed = slot, n_cached
             self._running.append(sequence)
         return plan
+
+    def _in_turn(self) -> list[Adapters]:
+        """The adapters of all sequences, each once, the longest not computed first: llama.cpp computes a batch with the
+        same adapters."""
+        found = dict.fromkeys(each.adapters for queue in (self._running, self._waiting) for each in queue)
+        if len(found) > 1:
+            self._turns = {each: self._turns.get(each, 0) for each in found}
+            return sorted(found, key=self._turns.__getitem__)
+        self._turns = {}
+        return list(found)
+
+    def _plan_for(
+        self,
+        adapters: Adapters,
+        free: Seq[int],
+        drafts: Mapping[str, Seq[int]] | None,
+        kept: Mapping[int, Seq[int]],
+    ) -> Plan:
+        """The next batch of the sequences with these adapters."""
+        running = [each for each in self._running if each.adapters == adapters]
+        waiting = [each for each in self._waiting if each.adapters == adapters]
+        # What the others hold in one cache for all is not there for these.
+        taken = sum(len(each.tokens) + 1 for each in self._running if each.adapters != adapters)
+        limits = self._limits if not taken else replace(self._limits, kv_tokens=self._limits.kv_tokens - taken)
+        if taken and not running and waiting and len(waiting[0].tokens) + 1 > limits.kv_tokens:
+            return Plan((), ())
+        cached = {slot: self._held(slot, adapters) for slot in free}
+        n_prefilled = self._n_prefilled.get(adapters, 0)
+        plan = make_plan(running, waiting, free, limits, cached, drafts, n_prefilled, kept, self._by_length)
+        return replace(plan, adapters=adapters) if adapters else plan
 
     def commit(self, plan: Plan) -> int:
         """The batch was computed: its tokens are in the cache. Draft tokens are not counted here; the engine counts
@@ -214,12 +255,14 @@ class Scheduler:
         for sequence in self._running:
             chunk = by_id.get(sequence.id)
             if chunk is None:
-                someone_waits = someone_waits or sequence.generating
+                someone_waits = someone_waits or (sequence.generating and sequence.adapters == plan.adapters)
                 continue
             if not sequence.generating:
                 n_prompt += len(chunk.tokens)
             sequence.n_computed = chunk.start + len(chunk.tokens) - chunk.n_drafted
-        self._n_prefilled = self._n_prefilled + n_prompt if someone_waits else 0
+        before = self._n_prefilled.pop(plan.adapters, 0)
+        if someone_waits:
+            self._n_prefilled[plan.adapters] = before + n_prompt
         self._by_length ^= n_prompt > 0
         return n_prompt
 

@@ -131,6 +131,12 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
     return round(total)
 
 
+def adapter_bytes(config: EngineConfig) -> int:
+    """Of the LoRA adapters that an engine loads."""
+    files = {*config.adapters, *([config.adapter] if config.adapter is not None else [])}
+    return sum(each.stat().st_size for each in files if each.is_file())
+
+
 def fit_slots(configs: Mapping[str, EngineConfig], *, budget: int) -> dict[str, EngineConfig]:
     """The configurations by model, with so few slots that the models fit into ``budget`` bytes.
 
@@ -144,8 +150,7 @@ def fit_slots(configs: Mapping[str, EngineConfig], *, budget: int) -> dict[str, 
     }
 
     def need(name: str, config: EngineConfig) -> int:
-        adapter = config.adapter.stat().st_size if config.adapter is not None else 0
-        return needed_bytes(facts[name][0], config, facts[name][1]) + adapter
+        return needed_bytes(facts[name][0], config, facts[name][1]) + adapter_bytes(config)
 
     together = dict(configs)
     for name, config in configs.items():

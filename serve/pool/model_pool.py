@@ -23,7 +23,7 @@ from slm.serve.engine.messages import ModelInfo
 from slm.serve.pool.counters import Counters
 from slm.serve.pool.engine_client import EngineClient
 from slm.serve.pool.file_check import FileCheck
-from slm.serve.pool.memory_plan import ModelFacts, check_fits, needed_bytes, read_facts
+from slm.serve.pool.memory_plan import ModelFacts, adapter_bytes, check_fits, needed_bytes, read_facts
 from slm.serve.pool.request_stream import QueueFullError
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Served:
         self.name, self.config = name, config
         self.parent = parent
         """For a LoRA adapter: the name of its model."""
+        self.adapter_scales: tuple[float, ...] = ()
+        """For requests that choose no adapters; (): what the configuration says."""
         self.created = int(time.time())
         self.counters = Counters()
         self.loaded: Loaded | None = None
@@ -133,9 +135,8 @@ class Served:
         """Bytes of memory that the model takes, by estimate. Reads the headers of its files, which takes a while on a
         slow disk. Raises ``UserError`` like ``facts``."""
         draft = self.config.draft_model
-        adapter = self.config.adapter
-        more = adapter.stat().st_size if adapter is not None and adapter.is_file() else 0
-        return more + needed_bytes(self.facts(), self.config, read_facts(draft) if draft else None)
+        facts = read_facts(draft) if draft else None
+        return adapter_bytes(self.config) + needed_bytes(self.facts(), self.config, facts)
 
 
 class Lease:
@@ -149,6 +150,11 @@ class Lease:
         served.n_users += 1
         pool.used.set()
         served.last_used = time.monotonic()
+
+    @property
+    def adapter_scales(self) -> tuple[float, ...]:
+        """Of requests that choose no adapters."""
+        return self._served.adapter_scales
 
     def release(self) -> None:
         """Ends the lease. Safe to call again."""

@@ -29,7 +29,7 @@ class RequestFailedError(Exception):
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
-        self.code = failure.code
+        self.code, self.n_tokens, self.n_context = failure.code, failure.n_tokens, failure.n_context
 
 
 class RequestStream:

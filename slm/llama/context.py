@@ -173,7 +173,7 @@ class Context:
         if not self._ctx:
             raise LlamaError(f"llama.cpp cannot make a context of {n_ctx} tokens: {first_error()}")
         if adapter is not None:
-            self._set_adapter(adapter)
+            self.set_adapters([(adapter, adapter.scale)])
         self._memory = C.llama_get_memory(self._ctx)
         self.has_memory: bool = bool(self._memory)
         """False for an encoder, which has no cache: every batch stands for itself."""
@@ -190,12 +190,19 @@ class Context:
         self._number: list[int] = []
         """Per entry of the last batch, how many up to it asked for logits."""
 
-    def _set_adapter(self, adapter: Adapter) -> None:
-        if adapter.model is not self.model:
+    def set_adapters(self, scaled: Sequence[tuple[Adapter, float]]) -> None:
+        """From now on computes with these adapters, each times its number, and no others. What the cache holds stays as
+        it was computed."""
+        self._check_open()
+        if any(adapter.model is not self.model for adapter, _ in scaled):
             raise MisuseError("the adapter was loaded for another model")
-        adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter._open())
-        if C.llama_set_adapters_lora(self._ctx, adapters, 1, (ctypes.c_float * 1)(adapter.scale)) != 0:
-            raise LlamaError(f"llama.cpp cannot use the adapter {adapter.path}: {first_error()}")
+        n = len(scaled)
+        adapters = (C.llama_adapter_lora_p_ctypes * n)(*(adapter._open() for adapter, _ in scaled))
+        scales = (ctypes.c_float * n)(*(scale for _, scale in scaled))
+        clear_log()
+        if C.llama_set_adapters_lora(self._ctx, adapters, n, scales) != 0:
+            names = ", ".join(str(adapter.path) for adapter, _ in scaled)
+            raise LlamaError(f"llama.cpp cannot use the adapter {names}: {first_error()}")
 
     def set_threads(self, n: int) -> None:
         """Computes with this many threads from the next batch on."""

@@ -67,12 +67,14 @@ def write(
     script: dict[str, str] | None = None,
     pooling: gguf.PoolingType | None = None,
     encoder: bool = False,
+    add_bos: bool = False,
 ) -> Path:
     """Writes the file and returns its path.
 
     ``checkpoint``: what the record of an export in it names. ``script``: which token follows which, so that the model
     says something certain; texts that are no tokens yet become one each. ``pooling``: what an embedding is made of.
-    ``encoder``: a BERT, whose tokens see each other, in place of a Llama.
+    ``encoder``: a BERT, whose tokens see each other, in place of a Llama. ``add_bos``: every text begins with a token
+    for that.
     """
     merges = _merges(60)
     alphabet = _byte_alphabet()
@@ -99,7 +101,7 @@ def write(
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(tokens.index(EOT))
     writer.add_eos_token_id(tokens.index(specials[-1]))
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(add_bos)
     if chat_template:
         writer.add_chat_template(chat_template)
     if checkpoint:

@@ -127,6 +127,30 @@ def test_adapters_are_listed_and_other_names_are_unknown(server):
     assert "did you mean 'first'?" in error["message"]
 
 
+def test_a_request_chooses_adapters_and_scales(server):
+    body = {"prompt": SYSTEM + "hello", "max_tokens": 12, "temperature": 0}
+
+    def text(**more):
+        answer = httpx.post(server.url + "/v1/completions", json={**body, **more}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    first, base, url = text(model="first"), text(), server.url + "/lora-adapters"
+    assert text(lora=[{"id": 0, "scale": 1}]) == first != base
+    assert text(model="first", lora=[]) == text(lora=[{"id": 1, "scale": 0.0}]) == base
+    assert text(model="first", lora=[{"id": 1, "scale": 1.0}]) == text(model="second")
+    for wrong in ([{"id": 2, "scale": 1}], [{"id": 0, "scale": 1}] * 2, [{"id": 0}], {"id": 0}):
+        refused = httpx.post(server.url + "/v1/completions", json={**body, "lora": wrong})
+        assert (refused.status_code, refused.json()["error"]["param"].split(".")[0]) == (400, "lora")
+    assert [(each["id"], each["scale"]) for each in httpx.get(url).json()] == [(0, 0.0), (1, 0.0)]
+    assert [each["scale"] for each in httpx.get(url, params={"model": "first"}).json()] == [1.0, 0.0]
+    assert httpx.post(url, json=[{"id": 0, "scale": 1.0}]).json() == {"success": True}
+    assert httpx.get(url).json()[0]["scale"] == 1.0
+    assert (text(), text(lora=[])) == (first, base)
+    assert httpx.post(url, json={"adapters": []}).status_code == 200
+    assert text() == base
+
+
 def test_embeddings_are_the_adapters_own(tiny_path, adapters):
     found = []
     for adapter in (None, *adapters.values()):

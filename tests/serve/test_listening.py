@@ -33,10 +33,11 @@ def certificate(tmp_path_factory):
 def test_tls_names_prefix_template_and_no_pages(tmp_path, chat_path, start_server, certificate):
     cert, key = certificate
     (tmp_path / "keys").write_text("ann s3cret\nbob other\n")
-    (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}{{ enable_thinking }}")
     words = (
         *(f"serve.cert={cert}", f"serve.key_pem={key}", f"serve.api_key_file={tmp_path / 'keys'}"),
         *("serve.root_path=/llm", "serve.ui=false", f"serve.chat_template={tmp_path / 'mine.jinja'}"),
+        "serve.thinking=false",
         *("serve.access_log=json", f"serve.access_log_file={tmp_path / 'access'}"),
     )
     with start_server(tmp_path / "log", chat_path, *words) as server:
@@ -45,7 +46,9 @@ def test_tls_names_prefix_template_and_no_pages(tmp_path, chat_path, start_serve
         trusted = ssl.create_default_context(cafile=cert)
         with httpx.Client(verify=trusted, headers={"Authorization": "Bearer other"}) as client:
             made = client.post(server.url + "/apply-template", json={"messages": HELLO})
-            assert made.json() == {"prompt": "[hello]"}
+            assert made.json() == {"prompt": "[hello]False"}
+            asked = {"messages": HELLO, "enable_thinking": True}
+            assert client.post(server.url + "/apply-template", json=asked).json() == {"prompt": "[hello]True"}
             bare = server.url.removesuffix("/llm")
             assert client.get(bare + "/v1/models").status_code == 200
             for path in ("/", "/docs", "/web/app.js"):

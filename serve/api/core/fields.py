@@ -82,6 +82,11 @@ class ModelRequest(Strict):
     """Which column of ``client_fields.RULES`` holds for it; "": only the rules for all routes."""
 
     model: str | None = Field(default=None, max_length=512, description="a name from /v1/models; default: the first")
+    list_field: ClassVar[str] = ""
+    """The field that a body means which is a list; "": none."""
+    may_be_empty: ClassVar[bool] = False
+    """Whether no body is one without fields."""
+
     timeout_s: Number | None = Field(
         default=None,
         gt=0,

@@ -40,11 +40,13 @@ def parse(cls: type[Body], raw: bytes, *, strict: bool = False) -> Body:
 
 def _parse(cls: type[Body], raw: bytes, strict: bool) -> Body:
     try:
-        value = _value(raw)
+        value = {} if not raw and cls.may_be_empty else _value(raw)
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecursionError) or "recursion limit" in str(error):
             raise ApiError(400, "The body is nested too deeply.", code="invalid_json") from None
         raise ApiError(400, f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    if isinstance(value, list) and cls.list_field:
+        value = {cls.list_field: value}
     if not isinstance(value, dict):
         raise ApiError(400, f"The body must be a JSON object, not {_json_type(value)}.", code="invalid_json")
     reading = Reading(route=cls.route, strict=strict)

@@ -119,6 +119,10 @@ class ResponseBuilder(ABC):
         """Messages dropped from a conversation longer than the context."""
         self.warnings: tuple[str, ...] = ()
         """What the request asked for and does not get."""
+        self.verbose = False
+        """Whether a whole response has the prompt's text."""
+        self.timings_per_token = False
+        """Whether every event of a stream has the timings so far."""
 
     def add(self, index: int, event: PrefillDone | Delta) -> None:
         """Takes an event of choice ``index``."""
@@ -166,6 +170,8 @@ class ResponseBuilder(ABC):
         n_cached = sum(each.cached_tokens for each in prompts)
         n_prompt = sum(each.prompt_tokens for each in prompts) - n_cached
         n_predicted = sum(choice.n_tokens for choice in choices)
+        # A choice's first token comes with the end of its prompt.
+        n_steps = sum(max(choice.n_tokens - 1, 0) for choice in choices)
         prefills = [choice.prefill.prefill_s for choice in choices if choice.prefill is not None]
         prompt_ms = 1000 * max(prefills, default=0.0)
         predicted_ms = 1000 * max(choice.decode_s for choice in choices)
@@ -177,8 +183,8 @@ class ResponseBuilder(ABC):
             prompt_per_second=_ratio(1000 * n_prompt, prompt_ms),
             predicted_n=n_predicted,
             predicted_ms=predicted_ms,
-            predicted_per_token_ms=_ratio(predicted_ms, n_predicted),
-            predicted_per_second=_ratio(1000 * n_predicted, predicted_ms),
+            predicted_per_token_ms=_ratio(predicted_ms, n_steps),
+            predicted_per_second=_ratio(1000 * n_steps, predicted_ms),
         )
         n_drafted = sum(choice.n_drafted for choice in choices)
         if n_drafted:
@@ -341,6 +347,23 @@ def prompt_progress(event: PrefillProgress) -> PromptProgress:
         cache=event.cached_tokens,
         processed=event.processed,
         time_ms=round(1000 * event.seconds),
+    )
+
+
+def prompt_timings(event: PrefillProgress) -> Timings:
+    """The figures of a prompt that is being computed."""
+    n = event.processed - event.cached_tokens
+    ms = 1000 * event.seconds if n else 0.0
+    return Timings(
+        cache_n=event.cached_tokens,
+        prompt_n=n,
+        prompt_ms=ms,
+        prompt_per_token_ms=_ratio(ms, n),
+        prompt_per_second=_ratio(1000 * n, ms),
+        predicted_n=0,
+        predicted_ms=0.0,
+        predicted_per_token_ms=0.0,
+        predicted_per_second=0.0,
     )
 
 

@@ -156,6 +156,31 @@ class StructuredOutputs(Strict):
         return given
 
 
+class AdapterScale(Strict):
+    place = "lora"
+
+    id: int = Field(ge=0, le=1023, description="a number from /lora-adapters")
+    scale: float = Field(ge=-100, le=100, allow_inf_nan=False, description="by what its part is multiplied; 0: off")
+
+
+AdapterScales = Annotated[list[AdapterScale], Field(max_length=64)]
+
+
+def adapter_scales(given: list[AdapterScale], info: ModelInfo) -> tuple[float, ...]:
+    """A number for each of the engine's adapters, 0 for those that are not named; (): what holds without a choice.
+    Raises ``ApiError``."""
+    named: dict[int, float] = {}
+    for each in given:
+        if each.id >= len(info.adapters):
+            there = f"0 to {len(info.adapters) - 1}" if info.adapters else "there is none (serve.lora)"
+            raise ApiError(400, f"lora: {each.id} is no adapter of this model: {there}.", param="lora")
+        if each.id in named:
+            raise ApiError(400, f"lora: adapter {each.id} is named twice.", param="lora")
+        named[each.id] = each.scale
+    scales = tuple(named.get(i, 0.0) for i in range(len(info.adapters)))
+    return () if scales == tuple(scale for _, scale in info.adapters) else scales
+
+
 class SamplingFields(ModelRequest):
     """How tokens are sampled, in every route that generates text."""
 
@@ -188,10 +213,18 @@ class SamplingFields(ModelRequest):
     repetition_penalty: Number | None = Field(
         default=None, ge=0.01, le=10, description="another name (vLLM's) of repeat_penalty; give one of them"
     )
+    lora: AdapterScales | None = Field(
+        default=None,
+        description="LoRA adapters of this request, the others are off; default: what /lora-adapters says",
+    )
     cache_prompt: bool = Field(default=True, description="false: compute the whole prompt, without cached tokens")
     return_progress: bool = Field(
         default=False, description="a stream then also says how much of the prompt is computed (`prompt_progress`)"
     )
+    id_slot: int | None = Field(
+        default=None, ge=-1, le=1023, description="the slot of the cache to use if it is free; -1: any"
+    )
+    timings_per_token: bool = Field(default=False, description="every event of a stream has the `timings` so far")
     repeat_last_n: int | None = Field(
         default=None,
         ge=-1,
@@ -386,7 +419,7 @@ class _GenerationRequest(SamplingFields):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias=tuple(bias),
-            seed=secrets.randbits(32) if self.seed is None else self.seed,
+            seed=secrets.randbits(32) if self.seed is None and info.sampling.seed is None else self.seed,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
@@ -517,6 +550,9 @@ class ChatRequest(_GenerationRequest):
     parallel_tool_calls: bool = Field(default=True, description="false: at most one call in a reply")
     chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(few_fields)] = Field(
         default={}, description="variables for the chat template, such as enable_thinking"
+    )
+    verbose: bool = Field(
+        default=False, description="the response has the prompt's text as `__verbose.prompt`; a stream does not"
     )
     separate_reasoning: bool = Field(
         default=True, description="text between `<think>` and `</think>` becomes reasoning_content; false: it stays"

@@ -63,7 +63,7 @@ class Timings(TypedDict):
     prompt_per_second: float
     predicted_n: int
     predicted_ms: float
-    predicted_per_token_ms: float
+    predicted_per_token_ms: Annotated[float, Field(description="without each choice's first, as is the next")]
     predicted_per_second: float
     draft_n: NotRequired[Annotated[int | None, Field(default=None, description="draft tokens that were verified")]]
     draft_n_accepted: NotRequired[Annotated[int | None, Field(default=None)]]

@@ -14,10 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from slm.serve.api.access_log import Record
-from slm.serve.api.core.replies import ResponseBuilder
+from slm.serve.api.core.replies import ResponseBuilder, prompt_timings
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import request_failed
-from slm.serve.engine.messages import PrefillProgress
+from slm.serve.engine.messages import Delta, PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
 
 DONE = b"data: [DONE]\n\n"
@@ -78,12 +78,16 @@ async def stream(
         for index, event in events:
             if isinstance(event, PrefillProgress):
                 chunks: Sequence[Mapping[str, Any]] = builder.progress_chunks(index, event)
+                if builder.timings_per_token:
+                    chunks = [{**chunk, "timings": prompt_timings(event)} for chunk in chunks]
             else:
                 record.add(event)
                 builder.add(index, event)
                 chunks = builder.chunks(index, event)
                 if usage_in_chunks:
                     chunks = [{**chunk, "usage": builder.usage()} for chunk in chunks]
+                if builder.timings_per_token and isinstance(event, Delta):
+                    chunks = [{**chunk, "timings": builder.timings(index)} for chunk in chunks]
             if warnings and chunks:
                 chunks, warnings = [{**chunks[0], "warnings": warnings}, *chunks[1:]], []
             encoded.extend(map(encode, chunks))

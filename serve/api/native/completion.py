@@ -35,12 +35,11 @@ class NativeBuilder(ResponseBuilder):
         settings: Mapping[str, Any],
         return_tokens: bool = False,
         fields: Sequence[str] = (),
-        timings_per_token: bool = False,
         n_dropped: int = 0,
     ) -> None:
         super().__init__(model=model, n_choices=len(prompts) * n, n=n, with_logprobs=with_logprobs)
         self._prompts, self._settings, self._fields = prompts, settings, fields
-        self._return_tokens, self._timings_per_token, self._n_dropped = return_tokens, timings_per_token, n_dropped
+        self._return_tokens, self._n_dropped = return_tokens, n_dropped
         self._tokens: list[list[int]] = [[] for _ in self._choices]
 
     def add(self, index: int, event: PrefillDone | Delta) -> None:
@@ -72,8 +71,6 @@ class NativeBuilder(ResponseBuilder):
             )
             if self._with_logprobs:
                 chunk["completion_probabilities"] = _probabilities(event.logprobs)
-            if self._timings_per_token:
-                chunk["timings"] = self.timings(index)
             chunks.append({**chunk})
         if event.finish:
             chunks.append(self._whole(index, text=False))
@@ -159,11 +156,17 @@ def _probability(token: int, piece: bytes, logprob: float) -> TokenProbability:
     return TokenProbability(id=token, token=token_text(piece), bytes=list(piece), logprob=finite(logprob))
 
 
-def generation_settings(sampling: SamplingParams, *, max_tokens: int | None, **more: Any) -> dict[str, Any]:
-    """What a response says of the options that made its text, under llama-server's names."""
+def generation_settings(
+    sampling: SamplingParams, *, max_tokens: int | None, endings: Sequence[int] = (), **more: Any
+) -> dict[str, Any]:
+    """What a response says of the options that made its text, under llama-server's names. ``endings``: the model's
+    tokens that end a text."""
     settings = asdict(sampling)
     settings["typ_p"] = settings["typical_p"]
     settings["logit_bias"] = [{"token": token, "bias": finite(bias)} for token, bias in sampling.logit_bias]
+    if sampling.ignore_eos:
+        settings["logit_bias"] += [{"token": token, "bias": None} for token in endings]
     settings["grammar"] = sampling.grammar or ""
+    settings |= {"adaptive_target": -1.0, "adaptive_decay": 0.0}  # there is no adaptive sampling
     n = -1 if max_tokens is None else max_tokens
     return {**settings, "max_tokens": n, "n_predict": n, **more}

@@ -11,6 +11,7 @@ from slm.serve.api.core.requests import ChatRequest
 from slm.serve.api.described import TOKENS, Get, Post
 from slm.serve.api.native import shapes
 from slm.serve.api.native.requests import (
+    AdapterChange,
     InfillRequest,
     ModelChange,
     NativeCompletionRequest,
@@ -31,6 +32,7 @@ SHAPES = [
     shapes.InputTokens,
     shapes.RenderedPrompt,
     shapes.Slot,
+    shapes.LoadedAdapter,
     shapes.SlotChanged,
     shapes.Props,
     shapes.Rank,
@@ -109,6 +111,14 @@ POSTS: dict[str, Post] = {
             {"name": "action", "in": "query", "required": True, "schema": {"enum": ["save", "restore", "erase"]}},
         ),
     ),
+    "/lora-adapters": Post(
+        tag=_TAG,
+        summary="Set what holds for requests without lora",
+        about="It holds for all clients, until the server's end. The body may be the bare list.",
+        body=AdapterChange,
+        response=shapes.Success,
+        examples={"Half of the first": {"adapters": [{"id": 0, "scale": 0.5}]}},
+    ),
     "/models/load": Post(
         tag=_TAG,
         summary="Load a model",
@@ -130,5 +140,11 @@ POSTS: dict[str, Post] = {
 }
 GETS: dict[str, Get] = {
     "/props": Get(tag=_TAG, summary="The model, its template and the defaults", response=shapes.Props, of_model=True),
+    "/lora-adapters": Get(
+        tag=_TAG,
+        summary="The LoRA adapters that a request may choose",
+        response=list[shapes.LoadedAdapter],
+        of_model=True,
+    ),
     "/slots": Get(tag=_TAG, summary="What each slot does", response=list[shapes.Slot], of_model=True),
 }

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from slm.serve.api.core.fields import MAX_TOKENS, ModelRequest, Strict, TokenId, check_tokens
-from slm.serve.api.core.requests import CompletionRequest
+from slm.serve.api.core.requests import AdapterScales, CompletionRequest
 from slm.serve.api.core.token_requests import MAX_INPUTS
 from slm.serve.api.errors import ApiError
 from slm.serve.engine.messages import ModelInfo
@@ -57,9 +57,7 @@ class NativeCompletionRequest(CompletionRequest):
     response_fields: Annotated[list[str], Field(max_length=64)] = Field(
         default=[], description="only these fields of the response; a/b is the field b of a"
     )
-    timings_per_token: bool = Field(default=False, description="every event of a stream has the timings so far")
     n_cmpl: int | None = Field(default=None, ge=1, le=128, description="another name of n")
-    id_slot: int = Field(default=-1, description="accepted, without effect: the server chooses the slot")
     n_keep: int = Field(default=0, description="accepted, without effect: the context is not shifted")
     n_discard: int = Field(default=0, description="accepted, without effect: the context is not shifted")
     n_cache_reuse: int = Field(default=0, description="accepted, without effect")
@@ -175,12 +173,22 @@ class ScoreRequest(ModelRequest):
 class SlotChange(ModelRequest):
     """POST /slots/SLOT?action=save|restore|erase"""
 
+    may_be_empty = True
+
     filename: str = Field(
         default="",
         max_length=128,
         pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*)?$",
         description="to save and restore: the file's name in the folder serve.slot_save_path",
     )
+
+
+class AdapterChange(ModelRequest):
+    """POST /lora-adapters"""
+
+    list_field = "adapters"
+
+    adapters: AdapterScales = Field(description="those that are not named are off; a body may be this list alone")
 
 
 class ModelChange(ModelRequest):

@@ -92,6 +92,13 @@ class Slot(TypedDict):
 
 
 @_closed
+class LoadedAdapter(TypedDict):
+    id: int
+    path: str
+    scale: Annotated[float, Field(description="for requests without lora")]
+
+
+@_closed
 class SlotTimings(TypedDict):
     save_ms: NotRequired[float]
     restore_ms: NotRequired[float]

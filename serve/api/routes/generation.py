@@ -21,7 +21,14 @@ from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
 from slm.serve.api.core.fields import Prompt
 from slm.serve.api.core.messages import Message, template_messages, template_tools
 from slm.serve.api.core.replies import ReplyForm, ResponseBuilder
-from slm.serve.api.core.requests import ChatRequest, CompletionRequest, call_grammar, thoughtful_grammar
+from slm.serve.api.core.requests import (
+    THINKING,
+    ChatRequest,
+    CompletionRequest,
+    adapter_scales,
+    call_grammar,
+    thoughtful_grammar,
+)
 from slm.serve.api.core.streaming import EventStream, collect, expire_later, stream
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
@@ -113,6 +120,7 @@ class GenerationRoutes(ModelRoutes):
                 with_logprobs=body.logprobs is not None,
             )
             builder.warnings = () if grammar is None else grammar.warnings
+            builder.timings_per_token = body.timings_per_token
             return await self._generate(
                 context,
                 sequences,
@@ -187,6 +195,8 @@ class GenerationRoutes(ModelRoutes):
                 model=context.lease.name, n_choices=body.n, n=body.n, with_logprobs=body.logprobs, form=asked.form
             )
             builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
+            builder.timings_per_token = body.timings_per_token
+            builder.verbose = body.verbose
             return await self._generate(
                 context,
                 asked.sequences,
@@ -219,6 +229,7 @@ class GenerationRoutes(ModelRoutes):
                 keep=keep if body.store else None,
             )
             builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
+            builder.timings_per_token = body.timings_per_token
             return await self._generate(
                 context, asked.sequences, builder, streams=body.stream, if_too_long=_ADVICE[truncates]
             )
@@ -245,6 +256,7 @@ class GenerationRoutes(ModelRoutes):
             asked = await self._chat(context, chat_request(body), body.ignored, self._options.truncation == "auto")
             builder = MessageBuilder(model=context.lease.name, form=asked.form, stops=body.stop_sequences)
             builder.dropped_messages, builder.warnings = asked.n_dropped, asked.warnings
+            builder.timings_per_token = body.timings_per_token
             return await self._generate(context, asked.sequences, builder, streams=body.stream)
 
     async def _chat(self, context: RequestContext, body: ChatRequest, ignored: list[str], truncates: bool) -> _Chat:
@@ -303,7 +315,9 @@ class GenerationRoutes(ModelRoutes):
         variables = body.template_options()
         reads = {where for name, (where, _) in variables.items() if chat.reads(name)}
         ignored.extend(where for where in dict.fromkeys(where for where, _ in variables.values()) if where not in reads)
-        options = {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
+        default = self._options.thinking
+        options: dict[str, Any] = {} if default is None else dict.fromkeys(THINKING, default)
+        options |= {name: value for name, (_, value) in variables.items()} | body.chat_template_kwargs
 
         def prompt(kept: list[dict[str, Any]]) -> RenderedChat:
             return chat.render(
@@ -384,7 +398,10 @@ class GenerationRoutes(ModelRoutes):
             if not streams:
                 await unless_disconnected(receive, collect(request_stream, builder, record))
                 context.lease.engine.counters.dropped_messages += builder.dropped_messages
-                return JsonBody(_with_warnings(builder.body(), builder.warnings), headers=_warned(builder))
+                whole = _with_warnings(builder.body(), builder.warnings)
+                if builder.verbose and isinstance(whole, Mapping):
+                    whole = {**whole, "__verbose": {"prompt": sequences[0].prompt}}
+                return JsonBody(whole, headers=_warned(builder))
             # So that a refused prompt is a 400 and not a stream; what is accepted gets its headers at once.
             await unless_disconnected(receive, request_stream.accepted(_ACCEPT_S))
             context.streams = True
@@ -431,14 +448,19 @@ def choices(
     """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the
     request gives one."""
     out = []
+    lease = context.lease
+    adapters = lease.adapter_scales if body.lora is None else adapter_scales(body.lora, lease.info)
     for prompt in prompts:
-        seed = secrets.randbits(32) if body.seed is None else base.sampling.seed
+        random = body.seed is None and context.lease.info.sampling.seed is None
+        seed = secrets.randbits(32) if random else base.sampling.seed
         for i in range(body.n):
             out.append(
                 replace(
                     base,
                     id=context.lease.engine.next_id(),
                     prompt=prompt,
+                    adapters=adapters,
+                    slot=body.id_slot,
                     sampling=replace(base.sampling, seed=seed + i),
                     deadline_s=context.seconds_left,
                 )

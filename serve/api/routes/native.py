@@ -17,13 +17,21 @@ from slm.serve.api.anthropic.requests import CountTokensRequest, chat_request
 from slm.serve.api.anthropic.response_shapes import AnthropicTokens
 from slm.serve.api.core.fields import Prompt
 from slm.serve.api.core.replies import encode_event
-from slm.serve.api.core.requests import ChatRequest
+from slm.serve.api.core.requests import ChatRequest, adapter_scales
 from slm.serve.api.core.streaming import EventStream
 from slm.serve.api.errors import ApiError, no_such_model, not_loaded
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
-from slm.serve.api.native.requests import InfillRequest, ModelChange, NativeCompletionRequest, Parts, SlotChange
+from slm.serve.api.native.requests import (
+    AdapterChange,
+    InfillRequest,
+    ModelChange,
+    NativeCompletionRequest,
+    Parts,
+    SlotChange,
+)
 from slm.serve.api.native.shapes import (
     InputTokens,
+    LoadedAdapter,
     Loading,
     Props,
     RenderedPrompt,
@@ -101,6 +109,7 @@ class NativeRoutes(GenerationRoutes):
             settings=generation_settings(
                 sampling,
                 max_tokens=body.limit(),
+                endings=context.lease.info.endings,
                 stop=list(body.stops()),
                 stream=body.stream,
                 n_probs=body.n_probs,
@@ -108,10 +117,10 @@ class NativeRoutes(GenerationRoutes):
             ),
             return_tokens=body.return_tokens,
             fields=body.response_fields,
-            timings_per_token=body.timings_per_token,
             n_dropped=n_dropped,
         )
         builder.warnings = () if grammar is None else grammar.warnings
+        builder.timings_per_token = body.timings_per_token
         return await self._generate(context, choices(context, base, prompts, body), builder, streams=body.stream)
 
     async def _shown(self, context: RequestContext, parts: Parts) -> str:
@@ -165,7 +174,8 @@ class NativeRoutes(GenerationRoutes):
         info = served.loaded.info if served.loaded is not None else None
         body = ChatRequest.model_validate({"messages": [{"role": "user", "content": "x"}]})
         params = {} if info is None else generation_settings(body.sampling(info), max_tokens=None)
-        params["seed"] = -1
+        if info is None or info.sampling.seed is None:
+            params["seed"] = -1
         return JSONResponse(
             Props(
                 default_generation_settings={
@@ -207,6 +217,19 @@ class NativeRoutes(GenerationRoutes):
                     for i, each in enumerate(states)
                 ]
             )
+
+    async def adapters(self, request: Request) -> Response:
+        """GET and POST /lora-adapters[?model=MODEL]"""
+        body = await self._read(request, AdapterChange) if request.method == "POST" else None
+        name = request.query_params.get("model") if body is None else body.model
+        async with self._model(request, name or None, None) as context:
+            info, served = context.lease.info, self._pool.models[context.lease.name]
+            if body is not None:
+                served.adapter_scales = adapter_scales(body.adapters, info)
+                return JSONResponse(Success(success=True))
+            scales = served.adapter_scales or tuple(scale for _, scale in info.adapters)
+            paths = [path for path, _ in info.adapters]
+            return JSONResponse([LoadedAdapter(id=i, path=paths[i], scale=each) for i, each in enumerate(scales)])
 
     async def change_slot(self, request: Request) -> Response:
         """POST /slots/SLOT?action=save|restore|erase"""

@@ -6,6 +6,7 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_server.py, tests/
 from __future__ import annotations
 
 import importlib
+import time
 from functools import cached_property
 
 from starlette.concurrency import run_in_threadpool
@@ -19,6 +20,8 @@ from slm.serve.api.openai.response_shapes import Health, Models
 from slm.serve.api.routes.base import ModelRoutes
 from slm.serve.config import ServerOptions
 from slm.serve.pool.model_pool import Pool
+
+_STARTED = int(time.time())
 
 
 class StatusRoutes(ModelRoutes):
@@ -48,7 +51,8 @@ class StatusRoutes(ModelRoutes):
         """GET /metrics, in Prometheus' text format."""
         # Imported by the first request, in a thread: prometheus_client takes a tenth of a second.
         module = await run_in_threadpool(importlib.import_module, "slm.serve.api.metrics")
-        return Response(module.exposition(self._pool), media_type=module.CONTENT_TYPE)
+        headers = {"Process-Start-Time-Unix": str(_STARTED)}  # as llama-server's
+        return Response(module.exposition(self._pool), media_type=module.CONTENT_TYPE, headers=headers)
 
     async def openapi(self, _: Request) -> Response:
         """GET /openapi.json"""

@@ -34,6 +34,7 @@ def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route
         Route("/props", native.props),
         Route("/slots", native.slots),
         Route("/slots/{slot}", native.change_slot, methods=_POST),
+        Route("/lora-adapters", native.adapters, methods=["GET", "POST"]),
         Route("/v1/models", status.models),
         Route("/models/load", native.load, methods=_POST),
         Route("/models/unload", native.unload, methods=_POST),

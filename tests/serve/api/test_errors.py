@@ -41,3 +41,11 @@ def test_an_unknown_model_names_the_nearest():
 def test_a_failure_of_the_engine(code, status, param):
     error = request_failed(RequestFailedError(Failure(id="a", code=code, message="Why.")), param="input")
     assert (error.status, error.body["error"]["param"], str(error)) == (status, param, "Why.")
+    assert "n_ctx" not in error.body["error"]
+
+
+def test_a_prompt_that_is_too_long_is_counted():
+    failure = Failure(id="a", code="context_length_exceeded", message="Why.", n_tokens=9, n_context=8)
+    said = request_failed(RequestFailedError(failure)).body["error"]
+    assert (said["n_prompt_tokens"], said["n_ctx"]) == (9, 8)
+    assert (said["code"], said["type"]) == ("context_length_exceeded", "exceed_context_size_error")

@@ -149,5 +149,6 @@ def test_a_text_too_long_for_the_context_fails_alone(engine):
     (failed,) = (each for each in events if isinstance(each, Failure))
     assert (failed.id, failed.code) == ("a", "context_length_exceeded")
     assert failed.message.startswith("input 2 has more than ")
+    assert failed.n_tokens > failed.n_context == 512
     (reply,) = (each for each in events if isinstance(each, Reply))
     assert reply.id == "b"

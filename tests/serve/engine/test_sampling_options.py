@@ -22,6 +22,15 @@ def test_values_of_a_file_that_make_no_sense_count_as_none():
     assert SamplingOptions().over({"general.sampling.top_p": 0.8999999761581421}).top_p == 0.9
 
 
+def test_a_seed_for_all_requests():
+    # A file has none.
+    assert SamplingOptions().over({"general.sampling.seed": 3}).seed is None
+    defaults = SamplingOptions(seed=3).over({})
+    assert (defaults.params().seed, defaults.params(seed=4).seed, defaults.params(seed=None).seed) == (3, 4, 3)
+    with pytest.raises(UserError, match=r"serve.sampling.seed is -1"):
+        SamplingOptions(seed=-1)
+
+
 def test_options_out_of_range():
     with pytest.raises(UserError, match=r"serve.sampling.top_p is 2; it must be between 0 and 1"):
         SamplingOptions(top_p=2)

@@ -38,6 +38,18 @@ def test_streams_go_on_while_a_long_prompt_is_read():
     assert (c.slot, c.start, len(c.tokens), c.logits) == (2, 0, 16, "none")
 
 
+def test_a_slot_that_is_wanted():
+    first, second = waiting("a", 30), waiting("b", 20)
+    first.wanted_slot = second.wanted_slot = 2
+    # Only one can have it, and only what that slot holds counts.
+    limits = Limits(batch=64, prefill_chunk=64, kv_tokens=1000, prefix_cache=True)
+    plan = make_plan([], [first, second], [0, 1, 2], limits, {1: list(range(25))})
+    assert [(key, slot) for key, slot in plan.admitted] == [("a", 2), ("b", 1)]
+    assert plan.n_cached == (0, 19)
+    first.wanted_slot = 7
+    assert make_plan([], [first], [0, 1, 2], limits).admitted == (("a", 0),)
+
+
 def test_running_prompts_go_before_waiting_ones():
     half = Sequence(id="half", tokens=list(range(100)), n_prompt=100, n_computed=50, slot=0)
     plan = make_plan([half], [waiting("new", 30)], [1], LIMITS)

@@ -12,7 +12,7 @@ import pytest
 from slm.serve.api.access_log import Record
 from slm.serve.api.core import streaming
 from slm.serve.api.openai.completions import CompletionBuilder
-from slm.serve.engine.messages import Delta, PrefillDone
+from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress
 from slm.serve.pool.request_stream import RequestStream
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -33,6 +33,26 @@ def test_a_client_that_waits_hears_comments(monkeypatch):
     pings, rest = asyncio.run(scenario())
     assert pings == [b": ping\n\n"] * 3
     assert [each for each in rest if each != pings[0]][-1] == b"data: [DONE]\n\n"
+
+
+def test_timings_with_every_event():
+    async def scenario():
+        given = RequestStream(["a"], lambda _: None)
+        builder = CompletionBuilder(model="m", n_choices=1, n=1, with_logprobs=False)
+        builder.timings_per_token = True
+        for cached in (1, 3):
+            given.put(PrefillProgress(id="a", prompt_tokens=5, cached_tokens=1, processed=cached, seconds=0.1))
+        given.put(PrefillDone(id="a", prompt_tokens=5, cached_tokens=1, prefill_s=0.2))
+        given.put(Delta(id="a", text="x", completion_tokens=1, decode_s=0.0))
+        given.put(Delta(id="a", text="y", completion_tokens=3, decode_s=0.1, finish="stop"))
+        out = streaming.stream(given, builder, Record(id="r", began=0.0), include_usage=False)
+        return b"".join([each async for each in out]).decode()
+
+    lines = [line.removeprefix("data: ") for line in asyncio.run(scenario()).split("\n\n") if line]
+    timings = [json.loads(line)["timings"] for line in lines[:-1]]
+    assert [(each["prompt_n"], each["prompt_ms"]) for each in timings] == [(0, 0), (2, 100), (4, 200), (4, 200)]
+    assert [each["predicted_n"] for each in timings] == [0, 0, 1, 3]
+    assert [each["predicted_per_second"] for each in timings] == [0, 0, 0, 20]
 
 
 def test_headers_come_at_once_also_in_the_queue(slow_server):

@@ -85,6 +85,7 @@ def test_what_of_a_schema_is_not_enforced_is_named(chat_server, post):
 
 def test_prompts_and_their_tokens(post):
     prompt = post("/apply-template", messages=HELLO)["prompt"]
+    assert post("/v1/chat/completions", messages=HELLO, max_tokens=1, verbose=True)["__verbose"] == {"prompt": prompt}
     assert prompt == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     n = len(post("/tokenize", content=prompt, parse_special=True)["tokens"])
     asked = {"object": "response.input_tokens", "input_tokens": n}

@@ -52,8 +52,8 @@ def test_whole_and_in_chunks():
         "prompt_per_second": 100.0,
         "predicted_n": 8,
         "predicted_ms": 400.0,
-        "predicted_per_token_ms": 50.0,
-        "predicted_per_second": 20.0,
+        "predicted_per_token_ms": 66.666667,
+        "predicted_per_second": 15.0,
         "draft_n": 10,
         "draft_n_accepted": 6,
     }
