@@ -171,10 +171,10 @@ class Workspace:
 
     def room(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Like ``buffer``, for a shape that changes from call to call: the largest that there was is kept."""
-        size = math.prod(shape)
-        if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = torch.empty(size, dtype=dtype or self.kernels.dtype)
-        return self._buffers[name][:size].view(shape)
+        size, found = math.prod(shape), self._buffers.get(name)
+        if found is None or found.numel() < size:
+            found = self._buffers[name] = torch.empty(size, dtype=dtype or self.kernels.dtype)
+        return found[:size].view(shape)
 
     def _all_packed(self) -> tuple[PackedWeights, ...]:
         return (*self.qkv, *self.o, *self.gate_up, *self.down, self.head)

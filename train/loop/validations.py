@@ -120,13 +120,15 @@ class Validations:
         if not run.questions or run.interrupt:
             return
         chosen = Run(root=run.root).checkpoint()
-        run.trained.load(chosen)
-        out, texts = run.questions.after(lambda: bool(run.interrupt))
-        if run.interrupt:
-            return
-        if checkpoint_step(chosen) != run.questions.shown_at:
-            for text in texts:
-                self._print_text(text)
+        out = run.questions.answered_at(checkpoint_step(chosen))
+        if out is None:
+            run.trained.load(chosen)
+            out, texts = run.questions.after(lambda: bool(run.interrupt))
+            if run.interrupt:
+                return
+            if checkpoint_step(chosen) != run.questions.shown_at:
+                for text in texts:
+                    self._print_text(text)
         if run.questions.limited:
             run.log.print("some validations showed no answers: they would have taken over 2 % of the run's time")
         run.log.asked(run.state.step, out, score_line(out, run.questions.what, run.log.asked_first(), chosen.name))

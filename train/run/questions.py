@@ -30,8 +30,8 @@ SCORED_SHARE, SHOWN_SHARE = 0.02, 0.02
 together."""
 LEAST_SECONDS = 3.0
 """For the score of a short run."""
-MOST_TOKENS = 256
-"""Of a reply."""
+MOST_TOKENS, MORE_TOKENS = 256, 8
+"""Of a reply; and how many more than the expected answer has where it must be the same: a longer one is wrong."""
 SHOWN_QUESTIONS, SHOWN_TOKENS = 3, 32
 """Questions whose expected and given answers are shown before the first step, at validations and at the end, and the
 most tokens of such an answer where it is scored by its likelihood."""
@@ -60,6 +60,8 @@ class RunQuestions:
         """What the score at the end takes, as far as is known."""
         self.shown_at = 0
         """The step at which answers were shown last."""
+        self._outcome: own.Outcome | None = None
+        """What came of all questions at that step, where no more are asked than are shown."""
         self.limited = False
         """Whether answers at a validation were left out because of their time."""
 
@@ -114,6 +116,11 @@ class RunQuestions:
         out = self._examine(self._asked, stop)
         return out, self._texts(self._shown(), out)
 
+    def answered_at(self, step: int) -> own.Outcome | None:
+        """The score of the same questions by the weights of ``step``, where a validation has asked all of them; they
+        have been shown, too."""
+        return self._outcome if self.shown_at == step else None
+
     def at_validation(self, step: int, elapsed: float, *, last: bool) -> list[str]:
         """The texts of the answers that are shown at this step; none where all so far would take more than
         ``SHOWN_SHARE`` of the ``elapsed`` seconds. The first validation and the ``last`` one always have them."""
@@ -121,7 +128,9 @@ class RunQuestions:
             self.limited = self.limited or bool(self)
             return []
         began, self.shown_at = perf_counter(), step
-        texts = self._texts(self._shown(), self._examine(self._shown()))
+        out = self._examine(self._shown())
+        texts = self._texts(self._shown(), out)
+        self._outcome = out if len(self._shown()) == len(self._asked) else None
         self._last = perf_counter() - began
         self._spent += self._last
         return texts
@@ -135,7 +144,7 @@ class RunQuestions:
 
     def _examine(self, asked: list[Question], stop: Callable[[], bool] = lambda: False) -> own.Outcome:
         assert self._model is not None
-        return own.examine(self._model, asked, stop=stop, most_tokens=MOST_TOKENS)
+        return own.examine(self._model, asked, stop=stop, most_tokens=MOST_TOKENS, more_tokens=MORE_TOKENS)
 
     def _texts(self, shown: list[Question], out: own.Outcome) -> list[str]:
         """The texts of these questions with the expected answer and the given one."""

@@ -97,6 +97,7 @@ def tuning(
             pack_tokens=own.train.pack_tokens if given("train.pack_tokens") else None,
             passes=own.data.max_epochs if given("data.max_epochs") else None,
             steps=own.train.max_steps if given("train.max_steps") else None,
+            adapter=own.tune.lora > 0,
             held_out=True if given("data.val_files") or given("data.val_fraction") else None,
         )
     )

@@ -56,8 +56,8 @@ STEP_BETA2, STEP_TOKENS = 0.95, 4096
 MOST_BETA2 = 0.999
 FLOPS, BYTES = 1e11, 1e10
 """What a machine of two cores does in a second, roughly: to guess how many updates fit a budget."""
-UPDATE_BYTES = 28
-"""Memory traffic of an update, bytes a parameter."""
+UPDATE_BYTES, ADAPTER_BYTES = 28, 8
+"""Memory traffic of an update, bytes a parameter: of all weights, and of an adapter, which only reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +89,8 @@ class Findings:
     passes: float | None = None
     """``data.max_epochs``."""
     steps: int | None = None
+    adapter: bool = False
+    """Whether an adapter is trained in place of the weights."""
     held_out: bool | None = None
     """Whether conversations are held out: files of their own, or a share that a person has set."""
 
@@ -231,7 +233,9 @@ def _steps_within(found: Findings, tokens: int) -> int:
     """How many updates fit the time given, roughly."""
     if found.seconds is None:
         return found.steps or 1 << 40
-    each = found.n_params * (6 * tokens / FLOPS + UPDATE_BYTES / BYTES)
+    # An adapter has no products for the gradients of weights.
+    flops, traffic = (4, ADAPTER_BYTES) if found.adapter else (6, UPDATE_BYTES)
+    each = found.n_params * (flops * tokens / FLOPS + traffic / BYTES)
     return max(FEW_VALIDATIONS, int(found.seconds / each))
 
 

@@ -110,14 +110,19 @@ def given_text(model: Answers, reply: Reply) -> str:
     return reply.text if model.chats else reply.text.strip().partition("\n\n")[0]
 
 
-def reply_limits(model: Answers, questions: Sequence[Question], most: int = MOST_TOKENS) -> list[int]:
-    """Most tokens of each reply where a person does not say it."""
+def reply_limits(
+    model: Answers, questions: Sequence[Question], most: int = MOST_TOKENS, more: int | None = None
+) -> list[int]:
+    """Most tokens of each reply where a person does not say it. ``more``: than the expected answer has, of a reply that
+    must be the same."""
 
     def limit(question: Question) -> int:
         try:
             expected = len(model.expected(question)[1])
         except TemplateRefusesError:  # it writes the question, and changes what stands before the answer
             return most
+        if more is not None and question.score == "exact":
+            return min(most, expected + more)
         return min(most, math.ceil(LONGER * expected) + MORE_TOKENS)
 
     return [limit(each) for each in questions]
@@ -130,8 +135,10 @@ def examine(
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
     most_tokens: int = MOST_TOKENS,
+    more_tokens: int | None = None,
 ) -> Outcome:
-    """Ask the questions. ``max_tokens``: of each reply; None: by its expected answer, ``most_tokens`` at most.
+    """Ask the questions. ``max_tokens``: of each reply; None: by its expected answer, ``most_tokens`` at most, and
+    ``more_tokens`` more than it has where the reply must be the same.
 
     ``stop`` is asked before each group of questions; what follows it is not asked.
     """
@@ -143,7 +150,7 @@ def examine(
         else:
             out.refused, out.first_refusal = out.refused + 1, out.first_refusal or why
     worded = [each for each in usable if each.score != "likelihood"]
-    limits = max_tokens or reply_limits(model, worded, most_tokens)
+    limits = max_tokens or reply_limits(model, worded, most_tokens, more_tokens)
     replies = model.replies([(each.messages, each.tools) for each in worded], limits, progress, stop)
     for question, reply in zip(worded, replies, strict=True):
         if reply is not None:

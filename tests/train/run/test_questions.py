@@ -118,6 +118,31 @@ def test_answers_at_validations_take_little_of_the_time(tmp_path, monkeypatch):
     assert made.limited
 
 
+def test_what_the_last_validation_has_asked_is_not_asked_again(tmp_path, monkeypatch):
+    made = attached(asked(tmp_path, write_chats(tmp_path, 200), "data.val_fraction=0.5"))
+    clock = Slow(monkeypatch, 4.0)
+    made._model.continued = clock.continued
+    made.before(1.0)
+    assert len(made._asked) == 3, "no time for more than are shown"
+    made.at_validation(5, 100.0, last=True)
+    assert made.answered_at(5).right == 3
+    assert made.answered_at(4) is None, "of other weights"
+    made = attached(asked(tmp_path, tmp_path / "chats.jsonl", "data.val_fraction=0.5"))
+    made._model.continued = clock.continued
+    made.before(450.0)
+    made.at_validation(5, 1000.0, last=True)
+    assert made.answered_at(5) is None, "more are scored than are shown"
+
+
+def test_a_reply_that_must_be_the_same_is_cut_soon_after_the_length_of_the_expected_one(tmp_path):
+    made = attached(asked(tmp_path, write_chats(tmp_path)))
+    limits = []
+    made._model.continued = lambda prompts, most: limits.extend(most) or [Reply("dog", False) for _ in prompts]
+    made.before(1.0)
+    expected = [len(made._model.expected(each)[1]) for each in made._asked]
+    assert set(limits) == {each + questions.MORE_TOKENS for each in expected}
+
+
 def test_long_answers_are_weighed_and_shown(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "SHOWN_TOKENS", 3)
     made = attached(asked(tmp_path, write_chats(tmp_path, answer="It is long. " * 20)))

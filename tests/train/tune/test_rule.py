@@ -58,6 +58,14 @@ def test_a_time_too_short_for_enough_updates_gets_steps_of_four_conversations_an
     assert choose(found(40, seconds=120, optimizer="muon")).lr_ratio == 1.0
 
 
+def test_an_adapter_makes_more_updates_in_a_time():
+    assert choose(found(40, seconds=120, adapter=True)).eval_every > choose(found(40, seconds=120)).eval_every
+    # The time that is too short for all weights is long enough for an adapter.
+    whole, adapter = choose(found(40, seconds=170)), choose(found(40, seconds=170, adapter=True))
+    assert (whole.lr_ratio, adapter.lr_ratio) == (4.0, 1.0)
+    assert adapter.step_tokens == choose(found(40)).step_tokens
+
+
 def test_a_shared_beginning_leaves_time_for_more_updates():
     plain, alike = choose(found(40, seconds=120)), choose(found(40, seconds=120, shared=40))
     assert (alike.step_tokens, alike.lr_ratio) == (plain.step_tokens, plain.lr_ratio)  # learned no better
