@@ -123,7 +123,7 @@ def _continued_root(argv: list[str]) -> Path | None:
 
 
 def _continued(root: Path, argv: list[str]) -> RunConfig:
-    """The configuration of the run in ``root``, with what ``argv`` gives. A ``budget`` is the time of the run in all."""
+    """The configuration of the run in ``root``, with what ``argv`` gives. A ``budget`` is its time in all."""
     if why := why_not_continued(root):
         raise UserError(f"{why}: it cannot be continued")
     saved, budget = saved_config(root), given_value(argv, "budget")

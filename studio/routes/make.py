@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from slm import runs
 from slm.configuration import quoted
 from slm.data.errors import UserError
-from slm import runs
 from slm.studio import run_files, uploads
 from slm.studio.asking import ask
 from slm.studio.jobs import job as jobs

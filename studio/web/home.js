@@ -62,8 +62,8 @@ function Card({ card, cards, job, changed }) {
         : html`<${Action} run=${() => goOn(card, job)}>Continue<//>`)}
       ${card.ggufs.length > 0 && !card.fault && html`<a class="button plain small" href=${link("chat", { a: card.ggufs[0].path })}>Chat</a>
         <a class="button plain small" href=${compared(card, cards)}>Compare</a>`}
-      ${card.checkpoints > 0 && html`<a class="button plain small" href=${link("answers", { base: card.path })}>Tune</a>
-        <a class="button plain small" href=${link("export", { model: card.path })}>Export</a>`}
+      ${(card.checkpoints > 0 || card.kind === "gguf") && !card.fault && html`<a class="button plain small" href=${link("answers", { base: card.path })}>Tune</a>`}
+      ${card.checkpoints > 0 && html`<a class="button plain small" href=${link("export", { model: card.path })}>Export</a>`}
       ${card.report && html`<a class="button plain small" target="_blank" rel="noopener" href=${`/api/report?run=${encodeURIComponent(card.path)}`}>Report</a>`}
       ${card.own && html`<${Action} confirm="Really?" run=${async () => { await api("/api/models/delete", { path: card.path }); changed(); }}>Delete<//>`}
     </div>

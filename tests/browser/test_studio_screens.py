@@ -27,7 +27,8 @@ _FOCUSED = """() => {
   globalThis.seen ??= new Set();
   const again = seen.has(each);
   seen.add(each);
-  return { again, html: each.outerHTML.slice(0, 120), outline: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
+  const outline = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+  return { again, outline, html: each.outerHTML.slice(0, 120),
     inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth };
 }"""
 
