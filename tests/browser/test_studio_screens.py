@@ -35,7 +35,7 @@ _FOCUSED = """() => {
 
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory) -> Iterator[StudioProcess]:
-    busy = subprocess.Popen(["sleep", "600"])
+    busy = subprocess.Popen(["sleep", "3600"])
     studio = StudioProcess(studio_workspace.write(tmp_path_factory.mktemp("workspace"), busy))
     yield studio
     studio.close()

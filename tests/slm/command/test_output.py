@@ -1,4 +1,4 @@
-"""What commands print: tables that fit the screen, at the end one line of JSON, and what to do next with what they left."""
+"""What commands print: tables that fit the screen, what to do next with what they left, and one line of JSON."""
 
 import json
 import os
