@@ -114,7 +114,7 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
 def _continued_root(argv: list[str]) -> Path | None:
     """The directory of the run that ``resume`` names; None where it names none."""
     given = given_value(argv, "resume")
-    if given in (None, "auto", RESHARD, "never"):
+    if given is None or given in ("auto", RESHARD, "never"):
         return None
     root = place(items(given)[0])
     if not (root / "checkpoints").is_dir() and not (root / CONFIG).is_file():
