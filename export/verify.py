@@ -13,6 +13,7 @@ from slm.export.config import VerifyConfig
 from slm.exported import RECORD_FILE, damage, recorded_sums, renewal, shown
 from slm.hub import models
 from slm.hub.name import hub_name
+from slm.report import final_json
 
 EXIT_DAMAGED = 1
 
@@ -37,23 +38,24 @@ def verify(folder: Path) -> int:
     if not sums:
         renew = renewal(folder, folder.glob("*.gguf"))
         raise UserError(f"{folder / RECORD_FILE} is missing or holds no SHA-256 to check files against; {renew}")
-    n_damaged = 0
+    damaged = []
     for name, expected in sorted(sums.items()):
         line = damage(folder / name, expected)
         if line is None:
             print(f"{name}: as exported", flush=True)
         else:
-            n_damaged += 1
+            damaged.append(name)
             sys.stdout.flush()
             print(line, file=sys.stderr, flush=True)
     for path in sorted(folder.glob("*.gguf")):
         if path.name not in sums:
             print(f"{path.name}: not checked, {RECORD_FILE} holds no SHA-256 of it")
-    if n_damaged:
-        print(f"{n_damaged} of {len(sums)} files in {shown(folder)} are damaged or missing")
+    if damaged:
+        print(f"{len(damaged)} of {len(sums)} files in {shown(folder)} are damaged or missing")
     else:
         print(f"{len(sums)} file(s) in {shown(folder)} checked")
-    return EXIT_DAMAGED if n_damaged else 0
+    final_json({"folder": str(folder), "checked": sorted(sums), "damaged": damaged})
+    return EXIT_DAMAGED if damaged else 0
 
 
 if __name__ == "__main__":

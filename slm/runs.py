@@ -185,6 +185,15 @@ def saved_config(root: Path) -> dict[str, Any]:
     return without_removed(config)
 
 
+def why_not_continued(root: Path) -> str | None:
+    """Why the run in ``root`` cannot be trained further with its own options; None where it can."""
+    try:
+        found = saved_config(root)
+    except UserError as error:
+        return str(error)
+    return None if found else f"{root} has no {CONFIG}, which holds the options of its training"
+
+
 def _broken_config(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} cannot be read ({reason}): bring back the file as training wrote it; the same options are in "

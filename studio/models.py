@@ -72,6 +72,8 @@ def _run(places: Places, root: Path) -> dict[str, Any]:
         "types": types(root, checkpoints[-1] if checkpoints else root),
         "adapters": [places.shown(path) for path in run.adapters()],
         "report": (root / "report.html").is_file(),
+        "ended": found["ended"],
+        "not_continued": runs.why_not_continued(root),
         "bytes": size(root),
         "date": _changed(root / "metrics.jsonl", root),
         "own": True,

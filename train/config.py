@@ -408,7 +408,7 @@ class RunConfig:
     runs_dir: str = "runs"
     resume: str = "auto"
     """``auto``; ``reshard``: also with another number of processes, which read the text from its beginning again;
-    ``never``; or the path of a checkpoint of this run."""
+    ``never``; or the path of a checkpoint of this run. A resolved configuration never has a run's name here."""
     init_from: str | None = None
     """A run, a Hugging Face model directory or a name on the Hub, whose shape, tokenizer and weights a new run starts
     from. A resolved configuration has the model's directory here."""

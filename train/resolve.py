@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.cli import spelled
-from slm.configuration import build, load_config
+from slm.configuration import build, items, load_config
 from slm.data.config import TokenizerConfig
 from slm.data.errors import UserError, nearest
 from slm.data.sources.prepared import manifest
@@ -20,6 +20,7 @@ from slm.durations import seconds_of
 from slm.hub import models
 from slm.model.config import ModelConfig
 from slm.options import choices
+from slm.runs import CONFIG, place, saved_config, why_not_continued
 from slm.train.config import RESHARD, RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
@@ -54,7 +55,11 @@ def resolve(
 
     A ``budget`` becomes ``train.max_minutes``. With ``preset=auto``, or without a preset,
     ``choose_for_budget`` chooses what is not given; where there is none (several processes) a preset must be named.
+
+    With ``resume=RUN`` the options are those of that run, except what ``argv`` gives.
     """
+    if root := _continued_root(argv):
+        return with_corpus_tokenizer(_continued(root, argv))
     typed = argv
     argv, facts = _within_budget(argv, choose_for_budget)
     if _says(argv, "init_from") and not _says(argv, "optim"):
@@ -104,6 +109,45 @@ def _within_budget(argv: list[str], choose: ChooseForBudget | None) -> tuple[lis
     chosen = choose(argv, seconds)
     own = [word for word in argv if not word.startswith("preset=")]
     return ["preset=tiny", *limits, *chosen.words, *own], chosen.facts
+
+
+def _continued_root(argv: list[str]) -> Path | None:
+    """The directory of the run that ``resume`` names; None where it names none."""
+    given = given_value(argv, "resume")
+    if given is None or given in ("auto", RESHARD, "never"):
+        return None
+    root = place(items(given)[0])
+    if not (root / "checkpoints").is_dir() and not (root / CONFIG).is_file():
+        return None  # a checkpoint
+    return root.resolve() if root.is_symlink() else root
+
+
+def _continued(root: Path, argv: list[str]) -> RunConfig:
+    """The configuration of the run in ``root``, with what ``argv`` gives. A ``budget`` is its time in all."""
+    if why := why_not_continued(root):
+        raise UserError(f"{why}: it cannot be continued")
+    saved, budget = saved_config(root), given_value(argv, "budget")
+    own = [word for word in argv if not word.startswith(("resume=", "budget="))]
+    composed = load_config("train", own)
+    for word in own:
+        key = word.partition("=")[0].lstrip("+")
+        if key == "preset" and (os.environ.get("SLM_MAKE") or composed[key] == saved.get(key)):
+            continue  # the targets of make always give one
+        if key in ("preset", "name", "runs_dir"):
+            raise UserError(f"resume={root} goes on with that run under its own name: leave {word} out")
+        *groups, name = key.split(".")
+        new, old = composed, saved
+        for group in groups:
+            new, old = new[group], old.setdefault(group, {})
+        old[name] = new[name]
+    if budget:
+        if saved["train"].get("max_minutes") is None and given_value(argv, "train.max_steps") is None:
+            saved["train"]["max_steps"] = NO_STEP_LIMIT
+        saved["train"]["max_minutes"] = seconds_of(budget) / 60
+        saved["budget"] = budget
+    config = build(RunConfig, saved)
+    _check(config)
+    return replace(config, name=root.name, runs_dir=str(root.parent), resume="auto")
 
 
 def with_run_directory(config: RunConfig) -> RunConfig:

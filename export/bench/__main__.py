@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
     with exit_on_sigterm():
         record = sweep(config, log=lambda line: print(line, flush=True))
     show(record)
+    print(f"next: {cli.spelled('export', run=config.run)} with the types that you choose")
     report.final_json(record)
     return 0
 

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     from slm.from_gguf.convert import convert
 
     record = convert(file.path, config.out)
-    print(f"wrote {config.out}")
+    print(f"wrote {config.out}\nnext: {cli.spelled('tune', model=config.out)}")
     final_json({"out": str(config.out), **record})
     return 0
 

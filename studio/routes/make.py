@@ -12,9 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from slm import runs
+from slm.configuration import quoted
 from slm.data.errors import UserError
 from slm.studio import run_files, uploads
 from slm.studio.asking import ask
+from slm.studio.jobs import job as jobs
 from slm.studio.routes.base import (
     Studio,
     answer,
@@ -154,6 +157,21 @@ async def tune(request: Request) -> Response:
     return await _queued(found, "tune", name, words, f"runs/{name}", values)
 
 
+async def go_on(request: Request) -> Response:
+    """Put a run's further training in the queue, however it was begun; until ``time`` in all where there is one."""
+    found, values = studio(request), await body(request)
+    root, time = found.places.path(text(values, "run")), seconds(values)
+    run = found.places.shown(root)
+    if why := runs.why_not_continued(root):
+        raise UserError(f"{why}: it cannot be continued")
+    of_run = [jobs.state(folder) for job, folder in found.queue.all() if job.run == run]
+    if "running" in of_run or "waiting" in of_run:
+        raise UserError(f"{run} is in the queue already")
+    words = ["train", f"resume={quoted(run)}", *([f"budget={time}s"] if time is not None else [])]
+    job = await asyncio.to_thread(found.queue.add, "train", root.name, words, run)
+    return answer({"id": job.id})
+
+
 async def export(request: Request) -> Response:
     """Put an export in the queue."""
     found, values = studio(request), await body(request)
@@ -198,6 +216,7 @@ ROUTES = [
     Route("/api/samples", samples),
     Route("/api/train", train, methods=["POST"]),
     Route("/api/tune", tune, methods=["POST"]),
+    Route("/api/continue", go_on, methods=["POST"]),
     Route("/api/export", export, methods=["POST"]),
     Route("/api/types", types, methods=["POST"]),
 ]

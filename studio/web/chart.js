@@ -8,7 +8,7 @@ const WIDTH = 640, LEFT = 56, RIGHT = 16, TOP = 8, BOTTOM = 26;
 function ticks(low, high, n, least = 0) {
   const raw = Math.max(least, (high - low) / n) || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((part) => part * power).find((value) => value >= raw);
+  const step = [1, 2, 2.5, 5, 10].map((part) => part * power).find((value) => value >= raw && (!least || Number.isInteger(value)));
   const found = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step / 1e6; value += step) found.push(value);
   return found;

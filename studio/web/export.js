@@ -17,11 +17,11 @@ const percent = (value) => (value === null || value === undefined ? "" : `${valu
 
 // What the proof says of a file, in words.
 function inWords(file) {
-  if (file.same_top === null || file.same_top === undefined) return "not compared with a checkpoint by this export";
+  if (file.same_top === null || file.same_top === undefined) return "Not compared with a checkpoint by this export";
   // A change within two standard errors may be a chance of the text.
   const least = Math.max(0.005, 2 * (file.perplexity_change_stderr ?? 0));
   const change = Math.abs(file.perplexity_change) <= least ? "its loss equals the model's" : `its perplexity differs by ${percent(file.perplexity_change)}`;
-  return `in ${(100 * file.same_top).toFixed(1)} % of all places it would write the same token as the model; ${change}`;
+  return `In ${(100 * file.same_top).toFixed(1)} % of all places it would write the same token as the model; ${change}`;
 }
 
 const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);

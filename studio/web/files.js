@@ -83,7 +83,7 @@ export function Files({ sources, take, accept, what }) {
       <input type="file" webkitdirectory hidden ref=${folder} onChange=${chosen} aria-label="Folder" />
     </div>
     <form class="row" onSubmit=${named}>
-      <input class="grow" aria-label="Path" placeholder="or a path here: texts/ or notes/a.md" value=${path} onInput=${(event) => setPath(event.target.value)} />
+      <input class="grow" aria-label="Path" placeholder="or a path here: texts/" value=${path} onInput=${(event) => setPath(event.target.value)} />
       <button class="plain">Add</button>
     </form>
     ${state.busy && html`<p class="quiet" role="status">Uploading ${state.busy}</p>`}

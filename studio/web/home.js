@@ -21,6 +21,9 @@ export function Running({ job }) {
 // The last score of a tuned model's questions, in the command's own words.
 const score = (card) => card.asked.at(-1)?.line;
 
+// Trains a run further: by its own job, or, where a command began it, by its name.
+const goOn = (card, job) => (job && job.state !== "done" ? api(`/api/jobs/${job.id}/again`, {}) : api("/api/continue", { run: card.path }));
+
 // Where two models answer side by side: a tuned one next to what it was tuned from, any other next to one that is chosen.
 function compared(card, cards) {
   const of = card.base?.replace(/\/checkpoints\/.*$/, ""); // a run is tuned from one of its checkpoints
@@ -38,7 +41,8 @@ function Card({ card, cards, job, changed }) {
   const made = card.base ? `from ${card.base}` : card.files.filter(Boolean).length ? `from ${card.files.filter(Boolean).slice(0, 2).join(", ")}` : "";
   const isRun = ["run", "tuned", "adapter"].includes(card.kind);
   const state = job?.state === "running" ? "running" : job?.state === "waiting" ? "waiting" : null;
-  const resumable = job && ["stopped", "failed", "gone"].includes(job.state);
+  // A run without a folder yet has its job only, and a finished one needs more time, which its own screen asks for.
+  const finished = card.ended === "finished" && !(job && ["stopped", "failed", "gone"].includes(job.state));
   return html`<article class="sheet card">
     <div class="head">
       <div>
@@ -51,12 +55,15 @@ function Card({ card, cards, job, changed }) {
     ${made && html`<p class="quiet">${made}</p>`}
     ${score(card) && html`<p class="quiet">${score(card)}</p>`}
     ${card.fault && html`<${Problem} text=${card.fault} />`}
+    ${card.not_continued && html`<p class="quiet">Cannot be continued: ${card.not_continued}</p>`}
     <div class="row">
-      ${resumable && html`<${Action} run=${() => api(`/api/jobs/${job.id}/again`, {})}>Continue<//>`}
+      ${isRun && !state && !card.not_continued && !card.fault && (finished
+        ? html`<a class="button plain small" href=${link("run", { run: card.path })}>Continue</a>`
+        : html`<${Action} run=${() => goOn(card, job)}>Continue<//>`)}
       ${card.ggufs.length > 0 && !card.fault && html`<a class="button plain small" href=${link("chat", { a: card.ggufs[0].path })}>Chat</a>
         <a class="button plain small" href=${compared(card, cards)}>Compare</a>`}
-      ${card.checkpoints > 0 && html`<a class="button plain small" href=${link("answers", { base: card.path })}>Tune</a>
-        <a class="button plain small" href=${link("export", { model: card.path })}>Export</a>`}
+      ${(card.checkpoints > 0 || card.kind === "gguf") && !card.fault && html`<a class="button plain small" href=${link("answers", { base: card.path })}>Tune</a>`}
+      ${card.checkpoints > 0 && html`<a class="button plain small" href=${link("export", { model: card.path })}>Export</a>`}
       ${card.report && html`<a class="button plain small" target="_blank" rel="noopener" href=${`/api/report?run=${encodeURIComponent(card.path)}`}>Report</a>`}
       ${card.own && html`<${Action} confirm="Really?" run=${async () => { await api("/api/models/delete", { path: card.path }); changed(); }}>Delete<//>`}
     </div>

@@ -65,6 +65,7 @@ export function duration(seconds) {
   const both = (first, second) => (second.startsWith("0 ") ? first : `${first} ${second}`);
   if (s >= 172800) return both(`${Math.floor(s / 86400)} days`, `${Math.floor((s % 86400) / 3600)} h`);
   if (s >= 3600) return both(`${Math.floor(s / 3600)} h`, `${Math.floor((s % 3600) / 60)} min`);
+  if (s >= 600) return `${Math.round(s / 60)} min`;
   return s >= 60 ? `${Math.floor(s / 60)} min ${s % 60} s` : `${s} s`;
 }
 

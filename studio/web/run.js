@@ -47,14 +47,17 @@ function AnswersSoFar({ samples, events }) {
 function Buttons({ job, run, state }) {
   const [time, setTime] = useState("");
   const query = new URLSearchParams({ model: run });
-  const timed = job && /(budget|max_minutes)=/.test(job.command);
+  const timed = state || (job && /(budget|max_minutes)=/.test(job.command));
+  const live = job ? ["running", "waiting"].includes(job.state) : state?.status === "running"; // or a command trains it
+  const ended = job ? ["stopped", "failed", "gone"].includes(job.state) : state && state.status !== "finished";
+  const resume = () => (job ? api(`/api/jobs/${job.id}/again`, {}) : api("/api/continue", { run }));
+  const more = () => (state ? api("/api/continue", { run, time }) : api(`/api/jobs/${job.id}/again`, { time }));
   return html`<div class="row">
     ${job?.state === "running" && (!state || state.status === "running") && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Stop (saves)<//>`}
     ${job?.state === "waiting" && html`<${Action} run=${() => api(`/api/jobs/${job.id}/stop`, {})}>Remove from the queue<//>`}
-    ${job && ["stopped", "failed", "gone"].includes(job.state) && html`<${Action} kind="" run=${() => api(`/api/jobs/${job.id}/again`, {})}>Resume<//>`}
-    ${timed && !["running", "waiting"].includes(job.state) && html`<span class="row">
-      <input size="6" aria-label="More time, in all" placeholder="20m" value=${time} onInput=${(event) => setTime(event.target.value)} />
-      <${Action} disabled=${!time.trim()} run=${() => api(`/api/jobs/${job.id}/again`, { time })}>Go on until so much time in all<//></span>`}
+    ${ended && !live && html`<${Action} kind="" run=${resume}>Resume<//>`}
+    ${timed && !live && html`<span class="row"><label>Time in all: <input size="6" placeholder="20m" value=${time} onInput=${(event) => setTime(event.target.value)} /></label>
+      <${Action} disabled=${!time.trim()} run=${more}>Give more time<//></span>`}
     ${state && job?.state !== "running" && html`
       <a class="button plain small" href="#/export?${query}">Export</a>
       <a class="button plain small" href="#/answers?${new URLSearchParams({ base: run })}">Tune</a>`}
@@ -106,7 +109,7 @@ export function Run({ query, jobs }) {
         <${Tile} name="step">${count(state.step)}${state.planned_steps ? ` of ${count(state.planned_steps)}` : ""}<//>
         <${Tile} name="tokens read">${count(state.tokens)}<//>
         <${Tile} name="time">${duration(state.elapsed_s)}${state.seconds_left !== null ? html` <span class="quiet">${duration(state.seconds_left)} left</span>` : ""}<//>
-        <${Tile} name="speed">${count(state.tokens_per_s)}/s<//>
+        <${Tile} name="speed">${count(state.tokens_per_s)} <span class="quiet">tokens a second</span><//>
         <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)}<//>
         ${state.predicted && html`<${Tile} name="planned bits per byte">${fixed(state.predicted.bits_per_byte, 2)} <span class="quiet">${fixed(state.predicted.low, 2)} to ${fixed(state.predicted.high, 2)}</span><//>`}
         ${state.forecast && state.status === "running" && html`<${Tile} name="forecast of the end">${state.forecast.split(" ")[0]} <span class="quiet">${state.forecast.split(" ").slice(1).join(" ")}</span><//>`}

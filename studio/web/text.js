@@ -58,8 +58,11 @@ function languages(texts) {
   const name = (code) => (code === "none" ? "no letters" : names.of(code));
   const found = Object.entries(counts).sort((a, b) => b[1] - a[1]).map(([code, n]) => ({ name: name(code), share: n / all }));
   const shown = found.slice(0, 3).map((each) => (found.length === 1 ? each.name : `${each.name} ${Math.round(100 * each.share)} %`));
-  return shown.join(", ") + (found.length > 3 ? ", …" : "");
+  return found.length > 3 ? [...shown, "…"] : shown;
 }
+
+// Words with commas, each on one line.
+const unbroken = (all) => all.map((text, n) => html`${n > 0 && ", "}<span class="whole">${text}</span>`);
 
 // What data-stats found in a text.
 function Found({ result }) {
@@ -70,18 +73,19 @@ function Found({ result }) {
   const whole = sources.every((each) => each.complete); // otherwise the count ended after some of a large text
   // Of that the figures of the whole are estimates.
   const all = (key, counted) => (whole ? counted : `about ${count(result.text.reduce((sum, each) => sum + (each[key] ?? 0), 0))}`);
+  const spoken = languages(result.text);
   const size = kinds.reduce((sum, [, each]) => sum + each.bytes, 0);
   const reasons = result.text.map((each) => named(each.left_out)).filter(Boolean);
   const changed = result.text.map((each) => named(each.changed)).filter(Boolean);
   return html`<section aria-label="What is in the text">
     <h2>What is in it</h2>
     <div class="tiles">
-      <${Tile} name="files">${kinds.map(([kind, each]) => `${each.files} ${kind}`).join(", ") || "?"}<//>
+      <${Tile} name="files">${kinds.length ? unbroken(kinds.map(([kind, each]) => `${each.files} ${kind}`)) : "?"}<//>
       <${Tile} name="documents">${all("read", total("documents").toLocaleString("en"))}<//>
       <${Tile} name="text">${whole ? bytes(total("bytes")) : `about ${bytes(result.text.reduce((sum, each) => sum + each.bytes, 0))}`}<//>
       <${Tile} name="tokens (${result.vocab_size.toLocaleString("en")} ids)">${all("tokens", count(total("tokens")))}<//>
       <${Tile} name="duplicates, near duplicates">${total("exact_duplicates")}, ${total("near_duplicates")}${!whole && html` <span class="quiet">in the part that was read</span>`}<//>
-      ${languages(result.text) && html`<${Tile} name="languages">${languages(result.text)}<//>`}
+      ${spoken.length > 0 && html`<${Tile} name="languages">${unbroken(spoken)}<//>`}
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
     ${!whole && html`<p class="note" id="sample">The text is large (${bytes(size)}${kinds.some(([kind]) => PACKED.test(kind)) ? ", packed" : ""}). Looked at: the first ${bytes(total("bytes"))}, ${total("documents").toLocaleString("en")} documents. The figures of the whole are estimated from that; the training takes from all of it.</p>`}

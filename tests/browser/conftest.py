@@ -68,6 +68,34 @@ def pictures(tmp_path) -> Path:
     return folder
 
 
+LOOKS = tuple((scheme, size) for scheme in ("light", "dark") for size in ((1200, 800), (360, 780)))
+
+
+@pytest.fixture
+def look(page, pictures):
+    """Checks a screen as it is: accessible and no wider than the window, on a desk and on a telephone, light and dark.
+
+    SLM_SCREENSHOTS: a picture of each for somebody to look at.
+    """
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install 'slm[dev]'").Axe()
+
+    def check(name: str) -> None:
+        for scheme, size in LOOKS:
+            page.scheme(scheme)
+            page.size(*size)
+            page.tab.wait_for_timeout(50)  # until it is drawn anew
+            assert page.run("document.documentElement.scrollWidth <= innerWidth"), (name, scheme, size)
+            if "SLM_SCREENSHOTS" in os.environ:
+                page.tab.screenshot(path=pictures / f"studio-{name}-{scheme}-{size[0]}.png", full_page=True)
+            found = axe.run(page.tab, options={"resultTypes": ["violations"]}).response["violations"]
+            serious = [each for each in found if each["impact"] in ("serious", "critical")]
+            assert not serious, (name, scheme, size, [(each["id"], each["nodes"][0]["html"]) for each in serious])
+        page.scheme("light")
+        page.size(*LOOKS[0][1])
+
+    return check
+
+
 _CONTRAST = """(selector) => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const linear = (v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;

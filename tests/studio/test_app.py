@@ -95,3 +95,23 @@ def test_a_mistake_is_one_line(client, path, values, why):
 def test_a_body_that_is_none(client):
     assert "no JSON" in told(client.post("/api/look", content=b"{"))
     assert "no JSON object" in told(client.post("/api/look", content=b"[1]"))
+
+
+def test_a_run_of_a_command_is_continued_by_its_name(client, workspace, monkeypatch):
+    from slm.studio.jobs.queue import Queue
+
+    monkeypatch.setattr(Queue, "start_next", lambda self: None)  # its command is tests/train/test_continued.py's
+    cards = {card["name"]: card for card in client.get("/api/home").json()["models"]}
+    assert (cards["notes"]["not_continued"], cards["notes"]["ended"]) == (None, "finished")
+    id = client.post("/api/continue", json={"run": "runs/notes", "time": "20m"}).json()["id"]
+    (job,) = [job for job, _ in Queue(workspace / "runs" / ".studio" / "jobs").all() if job.id == id]
+    assert (job.words, job.run) == (["train", "resume='runs/notes'", "budget=1200s"], "runs/notes")
+    assert "in the queue already" in told(client.post("/api/continue", json={"run": "runs/notes"}))
+    client.post(f"/api/jobs/{id}/stop", json={})
+    bare = workspace / "runs" / "bare"
+    (bare / "checkpoints").mkdir(parents=True)
+    why = {card["name"]: card for card in client.get("/api/home").json()["models"]}["bare"]["not_continued"]
+    assert "has no config.yaml" in why
+    assert "it cannot be continued" in told(client.post("/api/continue", json={"run": "runs/bare"}))
+    bare.joinpath("checkpoints").rmdir()
+    bare.rmdir()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from slm.configuration import to_yaml
 from slm.data.errors import UserError
 from slm.train.config import RunConfig
 from slm.train.resolve import resolve
@@ -82,3 +83,36 @@ def test_mistakes_are_found_before_torch_is_imported():
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert "use 512 or 768" in done.stdout
     assert done.stdout.splitlines()[-1] == "False"
+
+
+def test_a_run_is_continued_by_its_name_with_its_own_options(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begun = resolve(["preset=10m", "name=mine", "optim.lr=0.003", "train.seq_len=64", "train.max_steps=7"], no_choice)
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "config.yaml").write_text(to_yaml(begun))
+    assert resolve(["resume=mine"], no_choice) == begun
+    assert resolve(["resume='runs/mine'", "preset=10m"], no_choice) == begun
+    more = resolve(["resume=mine", "budget=1h", "train.keep_last=5"], no_choice)
+    assert (more.train.max_minutes, more.train.keep_last, more.optim.lr) == (60, 5, 0.003)
+    assert more.train.max_steps > 100_000
+    longer = resolve(["resume=mine", "train.max_steps=9"], no_choice)
+    assert (longer.train.max_steps, longer.train.max_minutes, longer.model) == (9, None, begun.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "words", "why"),
+    [
+        ("bare", None, [], "bare has no config.yaml"),
+        ("torn", "- 1", [], "torn/config.yaml cannot be read"),
+        ("mine", "preset: 10m", ["preset=50m"], "leave preset=50m out"),
+        ("mine", "preset: 10m", ["train.max_step=9"], "train.max_step"),
+    ],
+)
+def test_why_a_run_is_not_continued_is_one_line(tmp_path, monkeypatch, name, config, words, why):
+    monkeypatch.delenv("SLM_MAKE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / name / "checkpoints").mkdir(parents=True)
+    if config:
+        (tmp_path / "runs" / name / "config.yaml").write_text(config)
+    with pytest.raises(UserError, match=why):
+        resolve([f"resume={name}", *words], no_choice)

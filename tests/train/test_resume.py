@@ -13,6 +13,7 @@ from slm.configuration import load_config
 from slm.data.sources.mixture import latest_epoch
 from slm.runs import list_checkpoints
 from tests.helpers import train_faults
+from tests.helpers.programs import Program
 from tests.helpers.small_run import SmallRun, differences, losses, newest_step, write_corpus
 
 STEPS = 40
@@ -223,3 +224,26 @@ def test_a_run_that_an_older_version_saved_goes_on(texts, tmp_path):
     run = SmallRun(tmp_path, *common, "train.max_steps=5").finish()
     assert "resuming" in run.out
     assert newest_step(run.root) == 5
+
+
+def test_continued_by_its_name_it_is_the_same_to_the_bit_and_may_be_longer(texts, tmp_path):
+    """Without one of the options that it was begun with."""
+    common = [*data(texts, "small"), "train.max_steps=30", "train.checkpoint_every=1000"]
+    whole = SmallRun(tmp_path, "name=whole", *common).finish()
+    run = SmallRun(tmp_path, "name=parts", *common)
+    run.wait_for_step(8)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM, run.err
+    assert newest_step(run.root) < 30
+
+    def by_name(*words: str) -> Program:
+        program = Program("train", [f"resume={run.root}", *words], tmp_path)
+        program.process.join(60)
+        assert program.returncode == 0, program.err
+        return program
+
+    by_name()
+    same(run, whole, 30)
+    assert "train.max_steps" in by_name().out  # what would train it further
+    by_name("train.max_steps=32")
+    assert newest_step(run.root) == 32

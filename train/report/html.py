@@ -20,7 +20,7 @@ from slm import cli
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
-from slm.report import finite
+from slm.report import final_json, finite
 from slm.train.report import sections
 from slm.train.report.chart_data import chart_data
 from slm.train.report.comparison import comparison, same_file
@@ -69,6 +69,7 @@ def main(argv: list[str]) -> int:
             f"{out} cannot be written ({error.strerror or error}): name a file in another directory with out=FILE"
         ) from error
     print(f"written: {out}\nnext: open it in a browser")
+    final_json({"out": str(out), "runs": list(map(str, roots))})
     return 0
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from slm.cli import spelled
 from slm.command.checkpoint import main
 from slm.command.grammar import read
 from slm.data.errors import UserError
@@ -18,7 +19,7 @@ def test_a_file_and_a_folder_are_enough(tmp_path, monkeypatch, capsys):
     assert words == ["model=m.gguf", "out=out"]
     assert main(words) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-2] == "wrote out"
+    assert said[-3:-1] == ["wrote out", f"next: {spelled('tune', model='out')}"]
     assert json.loads(said[-1])["proof"]["same_top"] == 1
     assert load_config("out") == load_config(path.with_suffix(".checkpoint"))
     with pytest.raises(UserError, match="out is there already: name a new folder"):

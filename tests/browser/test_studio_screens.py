@@ -1,0 +1,144 @@
+"""Every screen of studio over one prepared workspace: accessible, no wider than a telephone, all of it by keyboard."""
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.helpers import studio_workspace
+from tests.helpers.studio import StudioProcess
+
+# What a person can act on and sees; of radio buttons with a name one is reached by Tab, the others by the arrow keys.
+_TARGETS = """() => {
+  const found = [...document.querySelectorAll(
+    "a[href], button:enabled, input:enabled, select:enabled, textarea:enabled, summary, [tabindex='0']")];
+  const radios = new Set();
+  return found.filter((each) => each.checkVisibility({ visibilityProperty: true })).filter((each) => {
+    if (each.type !== "radio") return true;
+    const before = radios.has(each.name);
+    radios.add(each.name);
+    return !before;
+  }).length;
+}"""
+# The element that has the focus, with what shows it.
+_FOCUSED = """() => {
+  const each = document.activeElement, style = getComputedStyle(each), box = each.getBoundingClientRect();
+  if (each === document.body) return null;
+  globalThis.seen ??= new Set();
+  const again = seen.has(each);
+  seen.add(each);
+  const outline = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2;
+  return { again, outline, html: each.outerHTML.slice(0, 120),
+    inside: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth };
+}"""
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory) -> Iterator[StudioProcess]:
+    busy = subprocess.Popen(["sleep", "3600"])
+    studio = StudioProcess(studio_workspace.write(tmp_path_factory.mktemp("workspace"), busy))
+    yield studio
+    studio.close()
+    busy.kill()
+    busy.wait()
+
+
+@pytest.fixture
+def screen(page, studio, look):
+    """Opens a screen, waits for what it shows at the end, and checks it; ``before`` is done first."""
+
+    def check(name: str, place: str, *shown: str) -> None:
+        if not page.tab.url.startswith("http"):
+            page.open(studio.url)
+        page.run(f"location.hash = '#/{place}'")
+        for each in shown:
+            page.tab.wait_for_selector(each, timeout=60_000)
+        look(name)
+        by_keyboard(page, name)
+        assert [
+            each for each in page.errors if "400 (Bad Request)" not in each
+        ] == []  # what a screen tells as its problem
+
+    return check
+
+
+def by_keyboard(page, name: str) -> None:
+    """Tab reaches whatever can be acted on, and each shows that it has the focus."""
+    page.run("(document.activeElement.blur(), globalThis.seen = new Set(), 0)")
+    wanted, reached = page.tab.evaluate(_TARGETS), 0
+    for _ in range(wanted + 3):
+        page.press("Tab")
+        found = page.tab.evaluate(_FOCUSED)
+        if found is None:  # past the last one, the browser's own frame
+            continue
+        if found["again"]:
+            break
+        reached += 1
+        assert found["outline"], (name, found)
+        assert found["inside"], (name, found)
+    assert reached == wanted, name
+
+
+def test_models(page, screen):
+    screen("home", "", "article:has-text('notes-chat')", "h2:has-text('Trash')")
+    page.click("article:has(h3 a:text-is('notes')) button:has-text('Delete')")
+    screen("home-really", "", "button:has-text('Really?')")
+
+
+def test_text_and_answers(page, screen):
+    screen("text-empty", "text", ".drop")
+    page.tab.fill("input[aria-label=Path]", "nowhere/")
+    page.click("form button:has-text('Add')")
+    screen("text-problem", "text", "main .problem")
+    page.click("button:has-text('Remove')")
+    page.tab.fill("input[aria-label=Path]", "texts")
+    page.click("form button:has-text('Add')")
+    page.tab.wait_for_selector("#start", timeout=60_000)
+    page.click("button:has-text('Cancel')")  # the plan measures the machine
+    page.click("summary")
+    screen("text", "text", "#start")
+    screen("answers-empty", "answers", ".drop")
+    page.tab.fill("input[aria-label=Path]", studio_workspace.LONG)
+    page.click("form button:has-text('Add')")
+    screen("answers", "answers", "#start")
+
+
+def test_a_run(page, screen):
+    screen("run", "run?run=runs/notes", ".chart .line", "input[type=range]", "h2:has-text('What happened')")
+    page.click("summary:has-text('Log')")
+    screen("run-log", "run?run=runs/notes", "pre.log:has-text('loss 3.21')")
+    screen("run-answers", "run?run=runs/notes-chat", ".asked:has-text('after training')")
+    screen("run-live", "run?run=runs/live", "h1 .running")
+    screen("run-failed", "run?run=runs/failing", "main .problem a")
+    screen("run-none", "run?run=runs/nowhere", "main .problem")
+
+
+def test_export_and_queue(page, screen):
+    screen("export", "export?model=runs/notes", ".chart .point", "article")
+    page.click("summary:has-text('Use it')")
+    page.click("label:has-text('at most so many MB')")
+    screen("export-size", "export?model=runs/notes", "input[type=number]", ".command")
+    screen("queue", "queue", "h2:has-text('Ended')", "h2:has-text('Waiting')")
+
+
+def test_chat(page, screen):
+    """Without a model that is loaded: the replies are looked at where there are trained models (test_studio.py)."""
+    screen("chat", "chat", "select:has(option:nth-child(2))")
+    page.click("button:has-text('Compare with another')")
+    page.click("summary")
+    screen("chat-two", "chat", ".column:nth-child(2)", ".settings")
+
+
+def test_where_nothing_is_yet_and_without_the_token(page, tmp_path, look):
+    studio = StudioProcess(tmp_path)
+    try:
+        page.open(studio.url)
+        for name in ("", "export", "chat", "queue"):
+            page.run(f"location.hash = '#/{name}'")
+            page.tab.wait_for_selector("main .note")
+            look(f"{name or 'home'}-new")
+        page.renew()
+        page.tab.goto(studio.url.split("?")[0])
+        look("stranger")
+    finally:
+        studio.close()
