@@ -314,10 +314,10 @@ def test_an_idle_model_is_unloaded_and_comes_back(tmp_path, tiny_path, start_ser
 
 
 def test_each_of_several_models_is_unloaded_when_it_is_idle(tmp_path, tiny_path, chat_path, start_server):
-    words = [f"serve.models=[chat={chat_path}]", "serve.idle_unload_s=2", "serve.memory_budget_gb=4"]
+    words = [f"serve.models=[chat={chat_path}]", "serve.idle_unload_s=1", "serve.memory_budget_gb=4"]
     with start_server(tmp_path / "log", tiny_path, *words) as server:
         assert ask(server, "chat").status_code == 200
-        end = time.monotonic() + 4
+        end = time.monotonic() + 2.5
         while time.monotonic() < end:
             assert ask(server, "chat").status_code == 200
             time.sleep(0.2)
