@@ -96,8 +96,8 @@ def test_a_chat_and_a_response_that_break_off(lasting_server):
             assert last["type"] == "error"
 
 
-def test_health_and_requests_while_the_engine_is_down(lasting_server, slow_path):
-    server = lasting_server
+def test_health_and_requests_while_the_engine_is_down(slow_server, slow_path):
+    server = slow_server
     pid = server.engine_pid()
     os.kill(pid, signal.SIGSTOP)  # frozen: the server must go on answering
     began = time.perf_counter()
