@@ -234,17 +234,22 @@ def test_one_models_engine_dies_and_the_other_does_not_notice(tmp_path, tiny_pat
     import os
     import signal
 
+    model = tmp_path / "tiny.gguf"
+    shutil.copy(tiny_path, model)
     words = [f"serve.models=[chat={chat_path}]", "serve.memory_budget_gb=4"]
-    with start_server(tmp_path / "log", tiny_path, *words) as server:
+    with start_server(tmp_path / "log", model, *words) as server:
         first = server.engine_pid()
         assert ask(server, "chat").status_code == 200
+        # Another one of a model this small is there in no time: without its file it is not.
+        away = model.rename(tmp_path / "away")
         os.kill(first, signal.SIGKILL)
         server.wait(lambda: states(server)["tiny"] != "ready")
         assert ask(server, "chat").status_code == 200
         # With a model that works, the server is of use.
         assert httpx.get(server.url + "/health").status_code == 200
+        away.rename(model)
         server.wait(lambda: ask(server, "tiny").status_code == 200)
-        assert server.metrics()['slm_engine_restarts_total{model="tiny"}'] == 1
+        assert server.metrics()['slm_engine_restarts_total{model="tiny"}'] >= 1
         assert server.metrics()['slm_engine_restarts_total{model="chat"}'] == 0
 
 
@@ -314,10 +319,10 @@ def test_an_idle_model_is_unloaded_and_comes_back(tmp_path, tiny_path, start_ser
 
 
 def test_each_of_several_models_is_unloaded_when_it_is_idle(tmp_path, tiny_path, chat_path, start_server):
-    words = [f"serve.models=[chat={chat_path}]", "serve.idle_unload_s=1", "serve.memory_budget_gb=4"]
+    words = [f"serve.models=[chat={chat_path}]", "serve.idle_unload_s=2", "serve.memory_budget_gb=4"]
     with start_server(tmp_path / "log", tiny_path, *words) as server:
         assert ask(server, "chat").status_code == 200
-        end = time.monotonic() + 2.5
+        end = time.monotonic() + 4
         while time.monotonic() < end:
             assert ask(server, "chat").status_code == 200
             time.sleep(0.2)
