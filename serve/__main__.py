@@ -40,9 +40,9 @@ def main(argv: list[str]) -> int:
     """Serves until a signal stops it. Raises ``UserError`` for what the caller can mend."""
     # As process 1 of a container, a program without a handler is not ended by SIGTERM. The HTTP server takes it over.
     signal.signal(signal.SIGTERM, _end)
-    # With several models, ``share_cores`` first changes the environment that the engines see.
-    if not any(word.startswith(("serve.models", "serve.lora", "serve.pull")) for word in argv):
-        preload()
+    if any(word.startswith(("serve.models", "serve.lora", "serve.pull")) for word in argv):
+        share_cores()  # before: engines see the environment of this moment
+    preload()
     config = load(
         ServeConfig,
         "serve",

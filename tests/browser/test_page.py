@@ -515,6 +515,44 @@ def test_a_long_reply_stays_in_view(page, server):
     assert page.run("output.scrollHeight - output.scrollTop - output.clientHeight") < 60
 
 
+AT_ONCE = """(() => {
+  const real = window.fetch;
+  const parts = PARTS;
+  window.fetch = (path, options) => {
+    if (!path.endsWith("/chat/completions")) return real(path, options);
+    const pull = async (stream) => {
+      const door = new MessageChannel(); // a task of its own, as what comes from a network
+      await new Promise((go) => { door.port1.onmessage = go; door.port2.postMessage(0); });
+      if (parts.length) stream.enqueue(new TextEncoder().encode(parts.shift()));
+      else stream.close();
+    };
+    return Promise.resolve(new Response(new ReadableStream({ pull })));
+  };
+  window.frames = 0;
+  window.drawn = 0;
+  const count = () => { window.frames += 1; requestAnimationFrame(count); };
+  requestAnimationFrame(count);
+  const isToken = (node) => node.matches?.(".token");
+  const seen = (all) => { window.drawn += all.some((each) => [...each.addedNodes].some(isToken)); };
+  new MutationObserver(seen).observe(document.querySelector("#output"), { childList: true, subtree: true });
+})()"""
+
+
+def test_tokens_that_come_fast_are_drawn_once_a_frame(page, server):
+    """Where each was drawn by itself, the whole reply was laid out for each, and a click waited for seconds."""
+    page.open(server.url + "/")
+    show_probabilities(page)
+    entry = {"token": "ab", "logprob": -1.0, "bytes": [97, 98], "top_logprobs": []}
+    choice = {"index": 0, "delta": {"content": "ab"}, "logprobs": {"content": [entry]}, "finish_reason": None}
+    parts = [f"data: {json.dumps({'choices': [choice]})}\n\n"] * 400 + ["data: [DONE]\n\n"]
+    page.run(AT_ONCE.replace("PARTS", json.dumps(parts)))
+    ask(page, "hello")
+    finished(page)
+    assert page.run("document.querySelectorAll('#output .token').length") == 400
+    frames, drawn = page.run("window.frames"), page.run("window.drawn")
+    assert 0 < drawn <= frames + 2, (drawn, frames)
+
+
 def test_a_server_started_again_with_another_model_is_noticed(page, tmp_path, tiny_path, start_server):
     other = tiny_path.with_name("another.gguf")
     other.write_bytes(tiny_path.read_bytes())

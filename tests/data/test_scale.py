@@ -89,7 +89,7 @@ def test_resumes_bit_for_bit_in_this_process(corpus, tokenizer, options, world, 
         for _ in range(700 // world):
             expected.append(next(whole))
             states.append(json.dumps(whole.state_dict()))
-        for after in [0, 1, 2, 3, *random.Random(rank).sample(range(4, len(states) - 1), 20)]:
+        for after in [0, 1, 2, 3, *random.Random(rank).sample(range(4, len(states) - 1), 8)]:
             part = loader(config, tokenizer, **shard)
             part.load_state_dict(json.loads(states[after]))
             assert np.array_equal([next(part) for _ in range(5)], expected[after + 1 : after + 6]) or after + 6 > len(
@@ -109,7 +109,7 @@ def test_resumes_bit_for_bit_in_this_process(corpus, tokenizer, options, world, 
         assert len(states[-1]) < 3000
 
 
-@pytest.mark.parametrize(("workers", "world"), [(1, 1), (4, 1), (2, 2)])
+@pytest.mark.parametrize(("workers", "world"), [(1, 1), (3, 1), (2, 2)])
 def test_resumes_bit_for_bit_with_workers(corpus, tokenizer, workers, world):
     config = mixture(corpus, **EVERYTHING)
     for rank in range(world):

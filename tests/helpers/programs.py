@@ -2,9 +2,10 @@
 
 Starting Python and importing torch takes seconds of a core; the standard library's fork server has both in memory and
 starts a process in milliseconds. Such a process has its own environment and output, and can be stopped and killed like
-any other.
+any other. The fork server that a server makes for its engines is forked, too.
 """
 
+import contextlib
 import importlib
 import itertools
 import multiprocessing
@@ -14,7 +15,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,18 @@ class Program:
         session: bool = False,
         cwd: Path = REPOSITORY,
         log: Path | None = None,
+        typed: str | None = None,
     ) -> None:
         stem = f".{module}-{next(_numbers)}"
         self._out, self._err = log or folder / f"{stem}.out", log or folder / f"{stem}.err"
         environment = dict(os.environ if environment is None else environment)
+        given = None
+        if typed is not None:
+            given = str(folder / f"{stem}.in")
+            Path(given).write_text(typed, encoding="utf-8")
+        outputs = (str(self._out), str(self._err))
         self.process = CONTEXT.Process(
-            target=_child, args=(module, argv, str(self._out), str(self._err), environment, prepare, session, str(cwd))
+            target=_child, args=(module, argv, outputs, environment, prepare, session, str(cwd), given)
         )
         self.process.start()
         self.pid: int = self.process.pid
@@ -125,24 +133,39 @@ def run(module: str, argv: list[str], folder: Path, *, status: int = 0, timeout:
     return out if status == 0 else err
 
 
+def finished(
+    module: str, argv: list[str], folder: Path, *, timeout: float = 120, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """A program run to its end, however it ended, as ``subprocess.run`` tells it."""
+    program = Program(module, argv, folder, **options)
+    try:
+        out, err = program.communicate(timeout)
+    finally:
+        program.kill()
+    return subprocess.CompletedProcess([module, *argv], program.wait(), out, err)
+
+
 def _child(
     module: str,
     argv: list[str],
-    out: str,
-    err: str,
+    outputs: tuple[str, str],
     environment: dict[str, str],
     prepare: Callable[[], None] | None,
     session: bool,
     cwd: str,
+    given: str | None,
 ) -> None:
     if session:
         os.setsid()
-    for number, path in ((1, out), (2, err)):
+    for number, path in zip((1, 2), outputs, strict=True):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(handle, number)
         os.close(handle)
     os.environ.clear()
     os.environ.update(environment)
+    if given is not None:
+        sys.stdin = open(given, encoding="utf-8")  # noqa: SIM115  (the program's, to its end)
+        os.dup2(sys.stdin.fileno(), 0)
     tempfile.tempdir = None  # the fork server's
     os.chdir(cwd)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -150,9 +173,41 @@ def _child(
     sys.stdout.reconfigure(line_buffering=True)
     if prepare is not None:
         prepare()
+    if module == "slm.serve":
+        util.spawnv_passfds = _forked
     if module.startswith("slm.train"):  # whose own processes would each import a module that is run by its name
         from slm import cli
 
         cli.run(importlib.import_module(f"{module}.__main__" if module == "slm.train" else module).main, argv)
     sys.argv = [module, *argv]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+_start_python = util.spawnv_passfds
+
+
+def _forked(path: str, args: list[str], passed: Iterable[int]) -> int:
+    """As multiprocessing starts its helpers, with all modules in memory: its fork server's would be imported anew."""
+    code = args[args.index("-c") + 1] if "-c" in args else ""
+    if not code.startswith(("from multiprocessing.forkserver ", "from multiprocessing.resource_tracker ")):
+        return _start_python(path, args, passed)
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        # As after exec: this helper's ends of pipes are the only ones, and no handler of its parent is there.
+        kept = {0, 1, 2, *passed}
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd not in kept:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+        exec(code, {"__name__": "__main__"})
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 0
+    finally:
+        os._exit(status)

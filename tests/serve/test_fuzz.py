@@ -36,7 +36,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     path=st.sampled_from(sorted(GOOD)),
     changes=st.dictionaries(st.sampled_from(FIELDS), SPECIAL | ANYTHING, min_size=1, max_size=3),

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-N_REQUESTS = int(os.environ.get("SLM_LOAD_REQUESTS", "300"))
+N_REQUESTS = int(os.environ.get("SLM_LOAD_REQUESTS", "160"))
 N_CLIENTS = 64
 PREFIXES = (
     "the old fox and the little bird went to the river to find the red boat ",
@@ -51,7 +51,7 @@ async def load(url, watch):
     """``watch(done)`` is called after every request."""
     rng = random.Random(0)
     words = ["hello", "x", "the boat", "why", LOOP]
-    prompts = [(f"{rng.choice(PREFIXES)}{rng.choice(words)} {i % 40}", rng.choice(LENGTHS)) for i in range(60)]
+    prompts = [(f"{rng.choice(PREFIXES)}{rng.choice(words)} {i % 40}", rng.choice(LENGTHS)) for i in range(40)]
     limits = httpx.Limits(max_connections=N_CLIENTS + 4)
     left, done = iter(range(N_REQUESTS)), 0
     async with httpx.AsyncClient(timeout=60, limits=limits) as client:

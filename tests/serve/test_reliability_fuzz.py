@@ -25,7 +25,7 @@ from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, Sampl
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import of_json
 
-N_CASES = int(os.environ.get("SLM_FUZZ_CASES", "300"))
+N_CASES = int(os.environ.get("SLM_FUZZ_CASES", "150"))
 LIMITS = settings(
     max_examples=N_CASES,
     deadline=None,

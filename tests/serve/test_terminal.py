@@ -4,7 +4,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,13 +17,17 @@ from slm.llama import verdict
 from slm.llama.quantize import quantize
 from slm.serve.config import TerminalConfig
 from slm.serve.terminal import Conversation, Reply, _typed
-from tests.helpers import broken_llama
+from tests.helpers import broken_llama, programs
 from tests.helpers.tiny_gguf import exported_run
 
 
 def terminal(*words, typed=None, env=None):
-    command = [sys.executable, "-m", "slm.serve.terminal", *words, "threads=1"]
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=30, env=env)
+    if env is None:
+        with tempfile.TemporaryDirectory() as folder:
+            done = programs.finished("slm.serve.terminal", [*words, "threads=1"], Path(folder), typed=typed, timeout=30)
+    else:  # the loader reads it when Python starts
+        command = [sys.executable, "-m", "slm.serve.terminal", *words, "threads=1"]
+        done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=30, env=env)
     assert "Traceback" not in done.stderr
     return done
 

@@ -5,6 +5,7 @@ import { $ } from "./dom.js";
 import { progressText, replyFigures } from "./facts.js";
 import { showContext, showProgress } from "./meter.js";
 import * as models from "./models.js";
+import { paced } from "./paced.js";
 
 // Sends a request, gives what comes to the reply, and shows its figures. Returns when the stream has ended or was
 // stopped: {model, usage} as far as the server named them. Throws what else ends it. `follow(action)` keeps the end of
@@ -18,7 +19,10 @@ export async function exchange(path, body, reply, signal, follow) {
     say(replyFigures(figures));
     if (isShown() && figures.usage) showContext(figures.usage.total_tokens);
   };
-  reply.around = follow;
+  const drawing = paced(() => {
+    follow(() => reply.draw());
+    show();
+  });
   const answered = { model: null, usage: null };
   try {
     for await (const event of api.stream(path, body, signal)) {
@@ -36,11 +40,11 @@ export async function exchange(path, body, reply, signal, follow) {
       if (!choice) continue;
       figures.finish = choice.finish_reason ?? figures.finish;
       figures.stoppedBy = choice.stopped_by ?? figures.stoppedBy;
-      if (!follow(() => reply.take(choice))) continue;
+      if (!reply.take(choice)) continue;
       figures.last = performance.now();
+      if (!figures.first && isShown()) showProgress(null);
       figures.first ||= figures.last;
-      if (isShown()) showProgress(null);
-      show();
+      drawing.ask();
     }
     show();
   } catch (error) {
@@ -51,6 +55,7 @@ export async function exchange(path, body, reply, signal, follow) {
     figures.finish = "stopped by you";
     show();
   } finally {
+    drawing.end();
     showProgress(null);
     follow(() => reply.end());
   }

@@ -67,13 +67,13 @@ def test_little_is_padding():
 
 
 def test_a_resumed_stream_goes_on_to_the_bit():
-    with loader() as whole:
+    with loader(micro_batch=1) as whole:
         batches = [next(whole) for _ in range(30)]
-    with loader() as first:
+    with loader(micro_batch=1) as first:
         for _ in range(13):
             next(first)
         state = first.state_dict()
-    with loader() as second:
+    with loader(micro_batch=1) as second:
         second.load_state_dict(state)
         for wanted in batches[13:]:
             assert np.array_equal(next(second), wanted)
@@ -242,7 +242,7 @@ def take(batches) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
 def test_text_that_is_mixed_in_comes_whole(name, tmp_path):
     """A long document in pieces, each of its tokens once an epoch, and from any place on after a resume."""
-    text = " ".join(f"word{i}" for i in range(3000))
+    text = " ".join(f"word{i}" for i in range(1500))
     (tmp_path / name).write_text(text if name.endswith(".txt") else json.dumps({"text": text}) + "\n")
     (tmp_path / "other.txt").write_text("Something else.")
     other = [str(tmp_path / "other.txt")]
@@ -255,20 +255,20 @@ def test_text_that_is_mixed_in_comes_whole(name, tmp_path):
     def in_book(block: np.ndarray) -> bool:
         return "word" in TOKENIZER.decode(marks.ids_of(block))
 
-    batches = [next(loader)[0] for loader in [make()] for _ in range(300)]
+    batches = [next(loader)[0] for loader in [make()] for _ in range(160)]
     found = {
         int(each)
         for block in batches
         if in_book(block)
         for each in re.findall(r"word(\d+) ", TOKENIZER.decode(marks.ids_of(block)))
     }
-    assert len(found) > 2500
+    assert len(found) > 1250
     for cut in (7, 101):
         first, second = make(), make()
         for _ in range(cut):
             next(first)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert all(np.array_equal(next(second)[0], block) for block in batches[cut:])
+        assert all(np.array_equal(next(second)[0], block) for block in batches[cut : cut + 40])
 
 
 def test_shards_share_out_a_book_that_is_mixed_in(tmp_path):

@@ -27,17 +27,26 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "slm" / "tune"
 
 
-def test_measuring_gives_a_choice_that_runs(tiny_path, cache):
+@pytest.fixture
+def found() -> bytes:
+    """What a measuring process writes: for tests of what becomes of it."""
+    return json.dumps(asdict(autotune.untuned())).encode()
+
+
+def test_measuring_gives_a_choice_that_runs(tiny_path, cache, monkeypatch):
+    """Of a path that is relative, too: the process that measures has another folder."""
+    monkeypatch.chdir(tiny_path.parent)
     facts = read_facts(tiny_path)
-    chosen = autotune.tuned_for(tiny_path, facts, "force")
+    chosen = autotune.tuned_for(Path(tiny_path.name), facts, "force")
     assert 1 <= chosen.threads <= n_threads()
     assert chosen.ubatch <= chosen.batch
     (record,) = cache.glob("*.json")
     assert json.loads(record.read_text()) == asdict(chosen)
 
 
-def test_a_choice_made_while_other_programs_use_the_cores_is_not_kept(tiny_path, cache, monkeypatch):
+def test_a_choice_made_while_other_programs_use_the_cores_is_not_kept(tiny_path, cache, monkeypatch, found):
     """Two threads that wait for a core lose against one, and the record would say so for ever."""
+    monkeypatch.setattr(autotune, "_in_a_process", lambda job: found)
     monkeypatch.setattr(autotune, "compute_threads", lambda: 2)
     facts = read_facts(tiny_path)
     free_cores(monkeypatch, 1.2)
@@ -47,12 +56,6 @@ def test_a_choice_made_while_other_programs_use_the_cores_is_not_kept(tiny_path,
     free_cores(monkeypatch, 1.8)
     autotune.tuned_for(tiny_path, facts, "force")
     assert len(list(cache.glob("*.json"))) == 1
-
-
-def test_a_path_may_be_relative(tiny_path, cache, monkeypatch):
-    monkeypatch.chdir(tiny_path.parent)
-    autotune.tuned_for(Path(tiny_path.name), read_facts(tiny_path), "force")
-    assert len(list(cache.glob("*.json"))) == 1, "it was measured"
 
 
 def test_this_code_measures(tiny_path, cache, monkeypatch):
@@ -68,7 +71,8 @@ def test_this_code_measures(tiny_path, cache, monkeypatch):
     assert seen["package"].samefile(Path(slm.__file__).parent)
 
 
-def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, monkeypatch):
+def test_a_choice_is_kept_and_a_broken_record_is_not_believed(tiny_path, cache, monkeypatch, found):
+    monkeypatch.setattr(autotune, "_in_a_process", lambda job: found)
     monkeypatch.setattr(autotune, "FEWEST_PARAMS", 0)
     facts = read_facts(tiny_path)
     assert autotune.tuned_for(tiny_path, facts, "auto") == autotune.untuned(), "the first start does not wait"

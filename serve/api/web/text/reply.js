@@ -20,8 +20,7 @@ export class Reply {
     this.nTokens = 0; // of the prompt and the reply together, when the server has counted them
     this.points = 0; // characters shown, as the server counts them
     this.markdown = null;
-    this.drawing = 0;
-    this.around = (action) => action(); // what a later drawing is done in
+    this.fresh = document.createDocumentFragment(); // what came since the last drawing, where that is only added
     if (begun) this.draw();
   }
 
@@ -37,7 +36,7 @@ export class Reply {
     return message;
   }
 
-  // Shows what a chunk brings; returns whether that is anything.
+  // Takes what a chunk brings, for the next drawing; returns whether that is anything.
   take(choice) {
     const text = choice.delta ? choice.delta.content ?? "" : choice.text;
     const thought = choice.delta?.reasoning_content ?? "";
@@ -46,9 +45,8 @@ export class Reply {
     for (const piece of choice.delta?.tool_calls ?? []) this.takeCall(piece);
     const entries = choice.logprobs ? this.entriesOf(choice.logprobs, text) : [];
     this.entries.push(...entries);
-    if (entries.length) this.place.append(...entries.map(tokenElement));
-    else if (text && this.form === "plain") this.place.append(text);
-    else if (text || thought || choice.delta?.tool_calls) this.drawing ||= requestAnimationFrame(() => this.around(() => this.draw()));
+    if (entries.length) this.fresh.append(...entries.map(tokenElement));
+    else if (text && this.form === "plain") this.fresh.append(text);
     return Boolean(entries.length || text || thought || choice.delta?.tool_calls);
   }
 
@@ -61,9 +59,9 @@ export class Reply {
     call.function.arguments += part?.arguments ?? "";
   }
 
+  // Shows what came. The browser then lays the whole reply out again: not for each token of a fast model.
   draw() {
-    cancelAnimationFrame(this.drawing);
-    this.drawing = 0;
+    this.place.append(this.fresh);
     if (this.form === "plain" || this.entries.length) return;
     if (this.thought && !this.thinking) {
       this.thinking = reasoning("");

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-N_CASES = int(os.environ.get("SLM_SCHEMA_CASES", "200"))
+N_CASES = int(os.environ.get("SLM_SCHEMA_CASES", "120"))
 SEED = int(os.environ.get("SLM_SCHEMA_SEED", "0"))
 LIMIT_S = 30
 """For one answer, on a busy machine."""
