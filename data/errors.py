@@ -20,7 +20,7 @@ class UnreachableError(UserError):
 
 
 def one_line(error: object, limit: int | None = None) -> str:
-    """The error's text on one line; with ``limit`` cut after so many characters.
+    """The error's text on one line; with ``limit`` cut after this many characters.
 
     Control characters, of a downloaded file's text for one, would move a terminal's cursor: they become a visible sign.
     """

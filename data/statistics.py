@@ -97,7 +97,7 @@ class Statistics:
         self.changed[kind] += 1
 
     def languages(self) -> dict[str, int]:
-        """Of ``sample``, how many documents are in each language, the most frequent first."""
+        """Documents of ``sample`` by language, the most frequent first."""
         return language.count(text for *_, text in self.sample.kept)
 
     def record(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
 
 _WORTH_FLOPS = 5e11
-"""Of a pass from which on the kernels are used: some 5 s of PyTorch on two cores with AVX2."""
+"""Least FLOP of a pass that uses the kernels: about 5 s of PyTorch on two cores with AVX2."""
 
 
 @dataclass(kw_only=True)
@@ -86,7 +86,7 @@ class Begun:
 
     squares: ColumnSquares
     inputs: np.ndarray
-    """Of these windows, ids [B, T]."""
+    """Token ids [B, T] of these windows."""
 
     def begins(self, windows_BT: np.ndarray) -> bool:
         """Whether these windows are the first ones of ``windows_BT``."""

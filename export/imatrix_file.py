@@ -36,7 +36,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
         ) from error
     for name, sums in matrix.sums.items():
         if not np.isfinite(sums).all() or (sums < 0).any():
-            raise UserError(f"{path} is no importance matrix: {name} holds values that no sum of squares has")
+            raise UserError(f"{path} is no importance matrix: {name} contains negative or non-finite values")
     return matrix
 
 

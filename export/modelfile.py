@@ -23,7 +23,7 @@ from slm.llama.gguf_check import read_header
 
 MARK = "# Written by slm export. Remove this line to keep your changes: the file is then left as it is."
 PREFERRED = ("q4_k_m", "q8_0")
-"""Of several files, the one that it names, in this order; else the first."""
+"""Order of preference among several files; without one of these, the first file."""
 _WORDS = {"system": "Sys7em", "user": "Us3r", "assistant": "4nswer"}
 
 

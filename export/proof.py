@@ -211,7 +211,7 @@ class LogitDifference:
 def compare_logits(
     reference: Iterable[np.ndarray], other: Iterable[np.ndarray], values: int = 2_000_000
 ) -> LogitDifference:
-    """Compare f32 [N, V] logits window by window, rows of so many ``values`` at a time, in f64 on torch's threads."""
+    """Compare f32 [N, V] logits window by window, rows of this many ``values`` at a time, in f64 on torch's threads."""
     max_abs = square = kl = same = 0.0
     n_positions = n_values = 0
     finite = True

@@ -20,7 +20,7 @@ class Step:
     step: str
     seconds: float
     processor_seconds: float
-    """Of this process, all threads."""
+    """Processor time of this process, over all threads, in seconds."""
     peak_rss_mb: float
     """The most resident memory of this process during the step, mapped files included, 10^6 bytes. Where the system
     cannot tell (outside Linux), the most so far."""

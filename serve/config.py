@@ -90,7 +90,7 @@ class ServerOptions(EngineOptions):
     max_body_bytes: int = 4 << 20
     max_n: int = 16
     truncation: Truncation = "disabled"
-    """Of requests that do not say it themselves."""
+    """Default of requests that do not set it."""
     strict_fields: bool = False
     parse_special_in_content: bool = False
     grammar: bool = True

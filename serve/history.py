@@ -18,7 +18,7 @@ REPLY_PART = 4
 
 
 def prompt_limit(context: int, max_tokens: int | None) -> int:
-    """Most tokens of a prompt that leaves room for a reply in a context of so many tokens."""
+    """Most tokens of a prompt that leaves room for a reply in a context of this many tokens."""
     part = context // REPLY_PART
     return context - (part if max_tokens is None else min(max_tokens, part))
 
@@ -63,8 +63,9 @@ class HistoryWindow:
         return True
 
     def _rounded(self, n: int) -> int:
-        """As few turns as have to go, rounded up to a multiple of a power of two: at most half of the turns that fit go
-        too. So the next turns of the conversation drop the same ones, and find their prompt in the prefix cache."""
+        """The number of turns to drop, rounded up to a multiple of a power of two, at most half of the turns that fit.
+
+        The next requests of the conversation drop the same turns, so the prefix cache stays valid for them."""
         n_fit = len(self._turns) - n
         if not n or n_fit < 4:
             return n

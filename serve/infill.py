@@ -66,6 +66,6 @@ def other_file(fim: FimTokens, name: Sequence[int], text: Sequence[int]) -> list
 
 
 def room_for_prompt(context: int, max_tokens: int | None) -> int:
-    """Most tokens of a prompt in a context of so many, for a reply of at most ``max_tokens``."""
+    """Most tokens of a prompt in a context of this many, for a reply of at most ``max_tokens``."""
     free = context // REPLY_PART if max_tokens is None else min(max_tokens, context // 2)
     return context - max(free, 1)

@@ -24,7 +24,7 @@ class Limits:
     """Requests at a time."""
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
-    """Of prompts and replies together."""
+    """Most tokens per minute, prompts and replies together; 0: no limit."""
 
 
 @dataclass(frozen=True)

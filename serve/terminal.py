@@ -60,7 +60,7 @@ class Reply:
     text: str
     n_tokens: int
     seconds: float
-    """Of decoding, without the prefill."""
+    """Seconds of decoding, without the prefill."""
     finish: str
     stopped_by: str | None = None
     """What cut it off: see ``slm.serve.engine.messages.StoppedBy``."""
@@ -101,7 +101,7 @@ class Conversation:
         self.chat = ChatPrompt(self.info)
         self._n_replies = 0
         self._n_retries = 0
-        """Of the last message."""
+        """Retries of the last message."""
         self.system = config.system
         """The system message; "" for none."""
         self._messages: list[dict[str, Any]] = []

@@ -118,7 +118,7 @@ class Option:
     about: str
     """The comment."""
     choices: tuple[str, ...] = ()
-    """Of an option that only some files of a group have: their names."""
+    """Names of the group's files that have this option, if not all have it."""
 
 
 JSON_OPTION = Option(key="json", default="null", about="true: results as JSON, too; null: where output is no terminal")

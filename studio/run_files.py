@@ -12,7 +12,7 @@ from slm.data.errors import UserError
 _BITS = "val_bits_per_byte"
 CURVE_POINTS = 40
 TAIL_BYTES = 1 << 16
-"""Of metrics.jsonl, for its last record."""
+"""Bytes read from the end of metrics.jsonl for its last record."""
 
 
 def summary(root: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from slm.train.resolve import model_shape
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 SPARE = 2
-"""A micro-batch is tried where so many times its activations fit."""
+"""A micro-batch is tried where this many times its activations fit."""
 SMALLER_WINS = 0.98
 """A smaller micro-batch with this share of the best rate is taken: it needs less memory."""
 

@@ -163,7 +163,7 @@ class TrainConfig:
     micro_batch: int
     """Sequences per forward and backward pass."""
     pack_tokens: int | None = None
-    """Conversations: short ones share a sequence up to so many tokens, a longer one has its own sequence, and a
+    """Conversations: short ones share a sequence up to this many tokens, a longer one has its own sequence, and a
     step is only as long as what is in it; None: they share ``seq_len`` tokens, and each step has as many."""
     grad_accum: int = 1
     """Passes per optimizer step."""
@@ -177,14 +177,14 @@ class TrainConfig:
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """For a loss or gradient that is not finite: end the run, or skip the update and its data."""
     patience: int = 0
-    """The run ends after so many validations in a row without a lower loss; 0: never. With ``distill.born_again`` those
-    of the second run count."""
+    """The run ends after this many validations in a row without a lower loss; 0: never. With ``distill.born_again``
+    those of the second run count."""
     spike_factor: float | None = None
     """A loss above this many times the median of the last 100 steps sends the run back to its last checkpoint."""
     seed: int = 1234
     precision: Literal["auto", "bf16", "f32", "int16", "int8"] = "auto"
     """The number format of activations: bf16 where this machine multiplies faster in it, else f32 (``auto``). With
-    ``int16`` and ``int8`` they are f32, and products are of integers of so many bits."""
+    ``int16`` and ``int8`` they are f32, and products are of integers of this many bits."""
     kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", "eager", True, False] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), or those for one
     instruction set. A model whose widths they cannot take trains without them. ``auto`` takes products of integers

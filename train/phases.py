@@ -23,7 +23,7 @@ class Phase:
 
 
 def bags_fit(bag: int, seq_len: int) -> bool:
-    """Whether bags of so many tokens divide a sequence, into two at least where they hold more than one."""
+    """Whether bags of this many tokens divide a sequence, into two at least where they hold more than one."""
     return bag >= 1 and seq_len % bag == 0 and (bag == 1 or 2 * bag <= seq_len)
 
 

@@ -28,7 +28,7 @@ from slm.data.tokenizers.tokenizer import Tokenizer
 READ, READ_CHATS = 8 << 20, 2 << 20
 """So many bytes of text, or of conversations, are read to count what is not known otherwise: a part of a second."""
 ENCODED_CHARS, ENCODED_DOCUMENTS = 1 << 17, 256
-"""Of the sample so much is tokenized to estimate how many tokens there are."""
+"""Most characters of a document, and most documents of the sample, that are tokenized to estimate the tokens."""
 MOST_REASONS = 8
 """In one line."""
 HELD_OUT = "held out for validation"
@@ -56,7 +56,7 @@ class Account:
     left_out: Counter[str]
     """Records that are not trained on, by reason. ``read`` is the sum of these and of ``taken``."""
     passages: int = 0
-    """Of the documents that are taken, those of which a passage is held out."""
+    """Documents taken with a passage held out."""
     examples: dict[str, list[str]] = field(default_factory=dict)
     """The beginnings of some documents that a filter rejects, and the first place of what cannot be read, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
@@ -66,14 +66,14 @@ class Account:
     exact: bool = True
     """Whether this was counted; otherwise it is an estimate from a sample."""
     tokens: int | None = None
-    """Of the documents that are taken, about; None: not known."""
+    """Estimated tokens of the documents taken; None: not known."""
     exact_tokens: bool = False
     without_reasoning: int = 0
     """Answers that are learned without the reasoning before them, since the chat template does not write it."""
     sample: list[str] = field(default_factory=list)
     """Some of the documents that are taken, from everywhere in the text."""
     languages: dict[str, int] = field(default_factory=dict)
-    """Of these, how many are in each language, the most frequent first; empty until ``find_languages``."""
+    """Documents taken by language, the most frequent first; empty until ``find_languages``."""
     _is_chat: bool = False
 
     @property

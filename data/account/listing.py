@@ -16,7 +16,7 @@ VALIDATION = "named by data.val_files"
 NO_FILE = "no files (pipes, links to nothing)"
 UNREADABLE = "of types that are not read"
 NO_RECORDS = "without records of text"
-"""Of a type that is read, and left out all the same: a ``.json`` file of something else."""
+"""Reason for a file left out although its type is read, such as a ``.json`` file of something else."""
 
 
 @dataclass(frozen=True)

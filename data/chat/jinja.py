@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _MAX_SIZE = 1_000_000
-"""Of the result of ``*`` or ``**`` in a template: characters, items or bits."""
+"""Largest result of ``*`` or ``**`` in a template, in characters, items or bits."""
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

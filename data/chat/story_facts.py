@@ -18,7 +18,7 @@ HELD_OUT_NAMES = frozenset(("Clara", "Hana", "Daisy", "Maya", "Theo", "Oscar", "
 """No conversation of the training split is about someone of these names (the stories that a base model learns are)."""
 _NAMES = frozenset(words.GIRLS + words.BOYS)
 MADE_UP_SHARE = 0.5
-"""Of the training split's stories."""
+"""Share of the training split's stories that are made up."""
 _SYLLABLES = [c + v for c in ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z") for v in "aeiou"]
 
 

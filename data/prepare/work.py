@@ -75,7 +75,7 @@ class Shard(NamedTuple):
 
     text: int
     bytes: int
-    """Of text, about."""
+    """Estimated bytes of text."""
     cuts: tuple[Cut, ...]
 
 
@@ -86,7 +86,7 @@ class Work:
     folder: Path
     texts: tuple[Text, ...]
     n_files: tuple[int, ...]
-    """Of each text."""
+    """Number of files of each text."""
     shards: tuple[Shard, ...]
     tokenizer: Tokenizer
     options: dict[str, Any]

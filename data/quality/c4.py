@@ -9,9 +9,9 @@ import re
 from typing import NamedTuple
 
 VERSION = 1
-"""Of the rules below; a change of theirs changes the text that a run reads."""
+"""Version of the rules below. A changed rule changes the text that a run reads."""
 FEWEST_WORDS, FEWEST_SENTENCES = 5, 3
-"""Of a line, and of a page."""
+"""Fewest words of a line, and fewest sentences of a page."""
 LONGEST_WORD = 1000
 """Characters."""
 _TERMINAL = (".", "!", "?", '"', "\u201d")

@@ -73,7 +73,7 @@ class Contamination:
         return "\n\n".join([*kept, text[at:]]).strip("\n") if at < len(text) else "\n\n".join(kept)
 
     def _found(self, words: list[str]) -> list[tuple[int, np.ndarray]]:
-        """Of each length of passage: its words, and the numbers of the words at which one begins."""
+        """For each passage length: its words, and the numbers of the words at which a passage begins."""
         if len(words) < FEWEST:
             return []
         ids = np.array(list(map(self._ids.get, words, itertools.repeat(0))), dtype=np.uint64)

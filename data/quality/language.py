@@ -11,7 +11,7 @@ from typing import Any
 from slm.data.errors import UserError, nearest
 
 VERSION = 1
-"""Of what the model is asked; a change of it changes the text that a run reads."""
+"""Version of the model's use. A change changes the text that a run reads."""
 STRETCH = 300
 """Characters at the beginning, in the middle and at the end of a text that the model sees."""
 UNKNOWN = "none"

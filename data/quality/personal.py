@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 
 VERSION = 1
-"""Of the forms below; a change of theirs changes the text that a run reads."""
+"""Version of the patterns below. A changed pattern changes the text that a run reads."""
 EMAIL, TELEPHONE, CARD, ADDRESS, KEY = "[email]", "[telephone]", "[card]", "[ip]", "[key]"
 """What takes the place of each kind."""
 

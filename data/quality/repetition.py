@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 VERSION = 1
-"""Of the rules below; a change of theirs changes the text that a run reads."""
+"""Version of the rules below. A changed rule changes the text that a run reads."""
 Rules = Literal["repetition", "gopher"]
 
 _LINES, _PARAGRAPHS = re.compile(r"\n+"), re.compile(r"\n{2,}")

@@ -21,7 +21,8 @@ LARGEST_DOCUMENT = 256 << 20
 LARGEST_PART = 64 << 20
 """Bytes of one part of a document that is a ZIP file (DOCX, ODT, EPUB), unpacked."""
 LARGEST_RATIO = 1000
-"""A member of an archive may unpack to so many times its packed size. Text seldom exceeds 20; DEFLATE ends at 1,032."""
+"""A member of an archive may unpack to this many times its packed size. Text seldom exceeds 20; DEFLATE ends at
+1,032."""
 SMALL = 4 << 20
 """Bytes, unpacked, up to which the ratio does not matter."""
 ZIP_ERRORS = (

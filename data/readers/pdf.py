@@ -11,13 +11,13 @@ from slm.data.bad_records import BadRecordError
 from slm.data.readers.bounds import OneDocument, need
 
 REPEATED = 3
-"""A line that is the first or the last of so many pages is a page header or footer; two are enough for one that has the
-page's number in it."""
+"""A line that is the first or the last of this many pages is a page header or footer; two are enough for one that has
+the page's number in it."""
 NUMBER = re.compile(r"\d{1,6}")
 SURE = 0.9
-"""Of the estimated width of a word."""
+"""Share of a word's estimated width."""
 BLANK = 1.35
-"""Lines that are so many times the usual distance apart, or their own height, have a blank line between them."""
+"""Lines that are this many times the usual distance apart, or their own height, have a blank line between them."""
 LEAST_LETTERS = 4
 """Letters a page, on average; with less a file is a scan, and what it holds are stamps."""
 ODD = 0.2
@@ -36,7 +36,7 @@ class Line:
     right: float
     bottom: float
     last_bottom: float
-    """Of its end. PDFium makes one line of two that a divided word joins."""
+    """Bottom of the line's end. PDFium merges two lines that a divided word joins."""
     height: float
 
 

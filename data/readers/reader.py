@@ -54,7 +54,7 @@ class Reading:
     url_field: str = ""
     """The column or key of a record's address, which its text then carries (``Addressed``); empty: none is read."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Of conversations: ``data.columns``."""
+    """``data.columns``, for conversations."""
     on_bad: Literal["auto", "stop", "skip"] = "stop"
     """Whether a bad record ends the run, or is left out and counted (``slm.data.bad_records.TALLY``); ``auto``: left
     out if it is a document that is converted (PDF, say)."""

@@ -27,7 +27,7 @@ class Row(NamedTuple):
     """A row as its reader gives it."""
 
     names: list[str]
-    """Of the columns."""
+    """Names of the columns."""
     values: list[str]
 
 
@@ -106,7 +106,7 @@ class _Lines:
         self._take(mark)
 
     def _take(self, count: int) -> None:
-        """Pass over so many bytes."""
+        """Pass over this many bytes."""
         while count > len(self._buffer) - self._at:
             count -= len(self._buffer) - self._at
             self.position += len(self._buffer) - self._at

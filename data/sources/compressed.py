@@ -31,7 +31,7 @@ def open_binary(path: str) -> BinaryIO:
     if not name.endswith(COMPRESSED_SUFFIXES):
         return open(path, "rb")
     if os.path.getsize(path) == 0:
-        raise IncompleteFileError("the file is empty; even nothing has some bytes when it is compressed")
+        raise IncompleteFileError("the file has 0 bytes, so it is not valid gzip, bzip2, xz or Zstandard")
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
     if name.endswith(".bz2"):

@@ -18,13 +18,13 @@ NO_TEXT = "no text"
 DUPLICATE = "duplicates"
 """The reason of a record that the list of duplicates names."""
 SAMPLE_CHARS, SAMPLE_DOCUMENTS = 1 << 19, 1024
-"""Of a corpus at most so much is kept as a sample."""
+"""Most characters and documents kept as a sample of a corpus."""
 SAMPLED_CHARS = 1 << 16
-"""Of one document at most so many characters are kept, from its beginning."""
+"""Most characters kept of one document, from its beginning."""
 EXAMPLES, EXAMPLE_CHARS = 3, 300
-"""Of what a filter rejects so many documents are kept, and so many characters of each."""
+"""Documents that are kept as examples of a filter's rejections, and characters kept of each."""
 MOST_FILES = 64
-"""With a limit at most so many files are opened, from everywhere in the list."""
+"""With a limit at most this many files are opened, from everywhere in the list."""
 
 
 class Document(NamedTuple):
@@ -39,7 +39,7 @@ class Document(NamedTuple):
     """How often it occurs."""
 
     def is_long(self, divided: int) -> bool:
-        """Whether a passage of it is held out, where documents of so many characters are divided."""
+        """Whether a passage of it is held out, where documents of this many characters are divided."""
         return self.undivided and self.chars >= divided
 
 
@@ -57,7 +57,7 @@ class Contents:
     sample: dict[float, str] = field(default_factory=dict)
     """Some of the documents, from everywhere in what was read, by their unit hash; of long ones the beginning."""
     share: float = 1.0
-    """Of the corpus was read, by bytes."""
+    """Share of the corpus that was read, by bytes."""
 
     def add(self, text: str, undivided: bool) -> float:
         """Count a document that passes the filters. Returns its unit hash."""

@@ -21,7 +21,7 @@ DIVIDED = 32768  # characters; a shorter document is held out as a whole or not 
 FEW_DOCUMENTS = 20  # a small corpus of fewer documents holds out a part of each ...
 DIVIDED_OF_FEW = 1000  # ... that has as many characters
 LARGEST_PASSAGE = 0.25  # ... at most this share of it, if the other ones are too short to be divided
-ABOUT = 1.25  # a small corpus may hold out so many times a tenth (or val_fraction), because documents stay whole
+ABOUT = 1.25  # a small corpus may hold out this many times a tenth (or val_fraction), because documents stay whole
 
 
 @functools.lru_cache(maxsize=16)

@@ -206,7 +206,7 @@ class _Rows:
         self._since = 0  # rows given after it
         self._file = file
         self._row_number = row
-        """Of the row given last, in its file; None where it is not known: after a position within articles."""
+        """Number in its file of the row given last; None where unknown, after a position within articles."""
 
     def __next__(self) -> Any:
         with hub_errors(self._source):

@@ -113,7 +113,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 }
 """What reads a kind, of the extra ``slm[documents]``."""
 VERSION = 1
-"""Of the conversions. With another number the same files may give other texts, so caches and positions end with it."""
+"""Version of the conversions. Another version may give other texts, so it invalidates caches and positions."""
 
 _BY_SUFFIX = {suffix: kind for kind, each in KINDS.items() for suffix in each.suffixes}
 _MAGIC = (
@@ -135,7 +135,7 @@ class Told(NamedTuple):
     kind: str | None
     """A key of ``KINDS``; None: nothing that is known."""
     wrong: str = ""
-    """Of text that cannot be UTF-8: the encoding, or what it is instead of text."""
+    """For bytes that are not UTF-8: their encoding, or what they are instead of text."""
 
 
 def file_format(path: str) -> str | None:

@@ -157,7 +157,7 @@ class Plan:
         return any(map(files.may_be_long, self.files))
 
     def leaves_out(self, hashed: float, chars: int, *, divided: bool) -> bool:
-        """Whether the split does not read a document with this ``unit_hash`` and so many characters; if it is
+        """Whether the split does not read a document with this ``unit_hash`` and this many characters; if it is
         ``divided``, whether not even its share of it."""
         if self.split == "validation":
             if divided or not (self.held_out or self.passage):  # a split or files of its own

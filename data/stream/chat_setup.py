@@ -92,7 +92,7 @@ def _with_tools(tokenizer: Tokenizer, uses: Counter[str], *, forced: bool) -> tu
 
 
 def _template_for_tools(tokenizer: Tokenizer) -> str | None:
-    """Of several templates by name, that for tools."""
+    """The template for tools, if there are several by name."""
     settings = json.loads(tokenizer.files.get("tokenizer_config.json", b"{}"))
     several = settings.get("chat_template")
     named = several if isinstance(several, list) else []

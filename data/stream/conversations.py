@@ -21,7 +21,7 @@ from slm.data.stream import marks
 GROUP_BLOCKS = 64
 """How many blocks' worth of tokens a group has, about."""
 LENGTH_MULTIPLE = 32
-"""Blocks that are as long as what is in them have a multiple of so many positions: few shapes, and whole tiles."""
+"""Blocks that are as long as what is in them have a multiple of this many positions: few shapes, and whole tiles."""
 MOST_WITHOUT_ANSWER = 10_000
 """A run ends after as many records in a row without an answer that fits."""
 

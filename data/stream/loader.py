@@ -34,7 +34,7 @@ class EndOfTextError(UserError):
 
 
 VERSION = 3  # of saved positions
-SPREAD = 16  # validation blocks are spread over the first so many times as many of a validation text of its own
+SPREAD = 16  # validation blocks are spread over the first this many times as many of a validation text of its own
 PIPE_BYTES = 1 << 20  # bytes of blocks read ahead per worker, if the system allows such a pipe (else 64 KB)
 
 
@@ -448,7 +448,7 @@ def calibration_blocks(
 
 
 def _evenly(blocks: list[np.ndarray], most: int) -> np.ndarray:
-    """At most so many blocks, spread evenly over all."""
+    """At most this many blocks, spread evenly over all."""
     n = min(most, len(blocks))
     return np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
 

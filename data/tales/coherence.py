@@ -9,8 +9,8 @@ It is the mean of six checks:
 - **resolved**: there are at least three paragraphs, and the last tells how a story of this plot comes out well;
 - **ends**: the last sentence is whole, and one that stories end with.
 
-Names, pronouns, relatives and the words that a plot fills in (``data/tales/words.py``) are alike to the last four, so
-these ask for the grammar's form, not for its vocabulary. The number means nothing for other text.
+The last four checks ignore names, pronouns, relatives and slot fillers (``data/tales/words.py``). They test the
+grammar's form, not its vocabulary. The number means nothing for other text.
 """
 
 import re

@@ -24,7 +24,7 @@ class Divergence:
     """The unquantized model's predictions on some windows, and the comparison of changed weights with them."""
 
     def __init__(self, model: LanguageModel, windows_BT: np.ndarray) -> None:
-        """``windows_BT``: int32 token ids. Where all positions' predictions would take too much memory, every so many
+        """``windows_BT``: int32 token ids. Where all positions' predictions would take too much memory, every this many
         are compared."""
         self.model = model
         self.ids_BT = torch.from_numpy(windows_BT.astype(np.int64))

@@ -89,7 +89,7 @@ def fast_enough(
 
 
 def _single(planner: Planner, target: Target, tried: list[Choice]) -> Choice | None:
-    """Of the single types that no file was made of yet, the fastest, where it may be faster than all files so far."""
+    """The fastest single type without a file so far, if it may be faster than all files so far."""
     new = [each for each in planner.singles(target) if not _known(planner, each, tried)]
     if not new:
         return None

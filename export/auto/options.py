@@ -25,7 +25,7 @@ ROWS, SLOW_ROWS = 128, 16
 WINDOW = 256
 """Tokens of one window."""
 _FORWARD_FLOPS = 4e11
-"""Of one measurement: how many tokens it has follows from the model's size."""
+"""FLOP of one measurement, from which its tokens follow by the model's size."""
 _LEAST_LOSS = 1e-12
 
 
@@ -50,7 +50,7 @@ class Matrix:
         return self.shape[0] * self.shape[1]
 
     def n_bytes(self, kind: str) -> int:
-        """Of the matrix in a file, without padding."""
+        """Bytes of the matrix in a file, without padding."""
         return self.shape[0] * row_bytes(kind, self.shape[1])
 
 

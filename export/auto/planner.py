@@ -47,9 +47,9 @@ class Choice:
     predicted_kl: float
     """Nats per token: the sum of the matrices' own."""
     measured_kl: float | None
-    """Of the whole model on the calibration text, rounded in torch; None where it was not measured."""
+    """KL divergence of the whole model on the calibration text, rounded in torch; None: not measured."""
     n_bytes: int
-    """Of the file, about."""
+    """Estimated bytes of the file."""
     bits_per_weight: float
     decode_tok_s: float | None = None
     """Expected on this machine; None where speed was not asked for."""
@@ -242,7 +242,7 @@ class Planner:
         ]
 
     def _fastest_options(self) -> list[int]:
-        """Of every matrix, the fastest type; where it is only looked up, the one of least loss."""
+        """Each matrix's fastest type; for a matrix that is only looked up, the type of least loss."""
         return [
             int(np.argmin(self._seconds(each) if self._is_read(each) else each.loss)) for each in self.options.matrices
         ]
@@ -300,7 +300,8 @@ class Planner:
         return best
 
     def _seconds(self, matrix: Matrix) -> np.ndarray:
-        """Of one token, per kind. A matrix that is only looked up costs next to nothing: its bytes decide a little."""
+        """Seconds per token, by type. A matrix that is only looked up costs next to nothing: its bytes decide a
+        little."""
         per_weight = np.array([self._per_weight(kind) for kind in matrix.kinds])
         if not self._is_read(matrix):
             smallest = self._per_weight(self.speeds.fastest)
@@ -309,7 +310,7 @@ class Planner:
 
     @cached_property
     def read_names(self) -> list[str]:
-        """Of the matrices that are read for every token: on their types the decode speed depends."""
+        """Names of the matrices that every token reads, which decide the decode speed."""
         return [each.name for each in self.options.matrices if self._is_read(each)]
 
     def _is_read(self, matrix: Matrix) -> bool:

@@ -98,7 +98,7 @@ class Variant:
 
     @property
     def file(self) -> str:
-        """Of the temporary file's name."""
+        """Stem of the temporary file's name."""
         kind = parse_target(self.kind).encoding if is_target(self.kind) else self.kind
         return kind if self.rounding == "nearest" else f"{kind}-{self.rounding}"
 

@@ -48,7 +48,7 @@ class FileResult:
     decode_tok_s: float | None = None
     rounding: str = "nearest"
     rounding_kept: bool | None = None
-    """Of gptq: whether it was measured better than llama.cpp's own rounding, which the file has otherwise."""
+    """For gptq: whether it measured better than llama.cpp's rounding, which the file has otherwise."""
     decode_bound_tok_s: float | None = None
     """What the memory allows: the measured rate of reading it over ``bytes_per_token``. A model that fits the
     processor's caches may be faster."""

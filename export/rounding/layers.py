@@ -28,9 +28,9 @@ from slm.model.layers.layer import Layer
 from slm.model.transformer import LanguageModel, local_starts, no_rotation, rope_tables
 
 HELD_OUT = 4
-"""One of so many windows is held out."""
+"""One of this many windows is held out."""
 _TOKENS = 2_048
-"""Of the windows that go through a block together."""
+"""Tokens of the windows that go through a block together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +41,12 @@ class RoundedMatrix:
     blocks: np.ndarray
     """uint8 [rows, bytes]: what is kept."""
     n_columns: int
-    """Of the matrix."""
+    """Columns of the matrix."""
     kept: bool
     """Whether that is the compensated rounding."""
     nearest_error: float
-    """Of the output on held-out windows with llama.cpp's own rounding, as a part of the output's sum of squares."""
+    """Squared error of the output on held-out windows with llama.cpp's rounding, relative to the output's sum of
+    squares."""
     gptq_error: float
     """The same with compensated rounding."""
 

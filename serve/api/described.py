@@ -37,7 +37,7 @@ class Post:
     """Statuses that other routes do not have."""
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     parameters: tuple[dict[str, Any], ...] = ()
-    """Of the path and the query."""
+    """Parameters of the path and the query."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,7 +293,7 @@ def _json(cls: type) -> dict[str, Any]:
 
 
 def _schema(response: type) -> dict[str, Any]:
-    """Of a shape, or of a list of one."""
+    """The JSON Schema of a shape, or of a list of a shape."""
     if get_origin(response) is list:
         return {"application/json": {"schema": {"type": "array", "items": _ref(get_args(response)[0])}}}
     return _json(response)

@@ -43,7 +43,7 @@ def find_tool(name: str, given: str | None, next_to: str | None = None) -> str |
 
 
 SLOTS = 16
-"""Of llama-server, which splits its context among them."""
+"""Slots of llama-server, which divides its context among them."""
 SLOT_CONTEXT = 1024
 """Tokens."""
 

@@ -156,12 +156,12 @@ class MemoryBound:
     read_gb_per_s: float
     """10^9 bytes per second that all threads read."""
     weight_bytes: int
-    """Of the file, read once in a decode step."""
+    """Bytes of the file's weights, read once in a decode step."""
     kv_bytes: float
-    """Of one sequence's cache, read in a decode step: f16, half of the new tokens written."""
+    """Bytes of one sequence's f16 cache read in a decode step, with half of the new tokens written."""
 
     def decode(self, sequences: int) -> float:
-        """Tokens per second of so many sequences that are decoded together. A model in the caches may be faster."""
+        """Tokens per second of this many sequences that are decoded together. A model in the caches may be faster."""
         return sequences * self.read_gb_per_s * 1e9 / (self.weight_bytes + sequences * self.kv_bytes)
 
 

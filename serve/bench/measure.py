@@ -15,7 +15,7 @@ from slm.serve.bench.load import Load, Report, run_load
 from slm.serve.bench.workloads import Case
 
 Figures = dict[str, Any]
-"""Of one load; see ``summary``."""
+"""The figures of one load; see ``summary``."""
 Measured = dict[str, dict[str, list[Figures]]]
 """By workload and number of clients; one entry for each repetition."""
 

@@ -66,7 +66,7 @@ class Case:
     bodies: list[list[dict[str, Any]]]
     """The requests of each client, in order."""
     arrivals: list[float] | None = None
-    """Of an open loop: seconds from the start to each request."""
+    """Seconds from the start to each request of an open loop."""
     n_busy: int = 0
     """Other processes that each keep a core busy meanwhile."""
 

@@ -78,14 +78,14 @@ class Limits:
     min_copied: int = 0
     """The fewest tokens of a common prefix for which another slot's cells are copied; 0: never."""
     kept_before_end: int = 0
-    """Above 0: slots cannot be cut back everywhere, and the state is kept so many tokens before a prompt's end, and
+    """Above 0: slots cannot be cut back everywhere, and the state is kept this many tokens before a prompt's end, and
     where it departs from what another slot holds."""
     tile: int = 1
-    """A prompt's last chunk should have so many tokens at least, where it has others before it."""
+    """A prompt's last chunk should have this many tokens at least, where it has others before it."""
     slot_tokens: int = 1 << 30
     """Tokens that a slot holds now. Prompts go on behind them when slots have grown."""
     fixed_chunk: int = 0
-    """Above 0: every prefill chunk begins at a multiple of it and has so many tokens, except a prompt's last one, and
+    """Above 0: every prefill chunk begins at a multiple of it and has this many tokens, except a prompt's last one, and
     only whole chunks are reused. How a prompt is cut then depends on nothing but the prompt (batch-invariant)."""
 
 
@@ -101,8 +101,8 @@ SMALL_CHUNK = 64
 short prompts are computed together."""
 
 GAP_COST = 64
-"""What a slot away from those in use costs, in prompt tokens. With a cache per slot, llama.cpp computes together only
-sequences in neighbouring slots; the others follow one after the other in every step."""
+"""Penalty, in prompt tokens, for using a slot outside the contiguous range. With a cache per slot, llama.cpp batches
+only sequences in neighbouring slots and computes the others one by one in every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ class _SlotChoice:
     n_pending: int = 0
     """Tokens of the pending hit: what could be copied once the others' prompts are computed."""
     n_common: int = 0
-    """Of the longest prefix that it has in common with what some slot holds, usable or not."""
+    """Tokens of the longest prefix shared with any slot, usable or not."""
 
 
 def _choose_slot(
@@ -370,7 +370,8 @@ def _choose_slot(
 
 
 def kept_prefix(n_common: int, n_held: int, kept: Seq[int]) -> int:
-    """Of ``n_common`` tokens, as many as a slot can go back to that holds ``n_held`` and has states after ``kept``."""
+    """The tokens, at most ``n_common``, to which a slot can go back that holds ``n_held`` and has states after
+    ``kept``."""
     return n_held if n_common == n_held else max((n for n in kept if n <= n_common), default=0)
 
 

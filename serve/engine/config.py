@@ -26,7 +26,7 @@ class EngineOptions:
     context: int = 0
     """Most tokens of one sequence; 0: the training context, at most ``DEFAULT_CONTEXT``."""
     kv_tokens: int = 0
-    """0: every slot has its own cache, for one context. Above 0: the slots share one cache of so many tokens; when
+    """0: every slot has its own cache, for one context. Above 0: the slots share one cache of this many tokens; when
     it is full, the youngest sequence is preempted and computed again later.
 
     When requests come one at a time, a seed gives the same text again. When several run at once, the order in which
@@ -60,12 +60,12 @@ class EngineOptions:
     when they stood in the text before (prompt lookup). "draft": a smaller model. The text is the same in any case."""
     draft_tokens: int = 0
     """How many draft tokens are verified in a step. 0: as many as pay, by the measured cost of a batch's rows; above
-    0: always so many."""
+    0: always this many."""
     n_gpu_layers: int = 0
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
     """What holds where a request says nothing of it."""
     stream_ms: float = 33.0
-    """Text of running streams is sent at most once in so many milliseconds; beginnings and ends at once."""
+    """Text of running streams is sent at most once in this many milliseconds; beginnings and ends at once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class _Request:
     vectors: list[bytes | None]
     """Per input; None: not computed yet."""
     n_tokens: int = 0
-    """Of the inputs that have been tokenized."""
+    """Tokens of the inputs tokenized so far."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -59,13 +59,13 @@ class Generation:
     n_drafted: int = 0
     """Draft tokens that were verified."""
     n_accepted: int = 0
-    """Of these, those that were accepted."""
+    """Draft tokens that were accepted."""
     prefill_done: bool = False
     prompt_text: str = ""
     prompt_offsets: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of tokens whose text has not come out yet."""
+    """Log-probabilities of tokens with text still held back."""
 
     @property
     def n_generated(self) -> int:

@@ -22,7 +22,7 @@ _CELLS = 256
 
 
 def first_length(context: int, total_bytes: int) -> int:
-    """Tokens of the slots with which an engine starts, where slots of ``context`` tokens take so many bytes."""
+    """Tokens of the slots with which an engine starts, where slots of ``context`` tokens take this many bytes."""
     length = context
     while total_bytes * length > SMALL_BYTES * context and length >= 2 * SHORTEST:
         length = _rounded(length / 2)
@@ -34,7 +34,7 @@ def _rounded(n: float) -> int:
 
 
 class KvGrowth:
-    """``make(length)``: a context with slots of so many tokens. ``now``: tokens of the present ones; ``most``: of the
+    """``make(length)``: a context with slots of this many tokens. ``now``: tokens of the present ones; ``most``: of the
     longest that there may be."""
 
     def __init__(self, make: Callable[[int], Context], *, now: int, most: int) -> None:

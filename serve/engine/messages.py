@@ -136,7 +136,7 @@ class Tokenize:
     literal_spans: tuple[tuple[int, int], ...] = ()
     """As in ``Generate``."""
     limit: int | None = None
-    """Of a text with more tokens than this, a beginning that has more than this is enough."""
+    """A text longer than this, in tokens, is truncated before it is counted. None: no truncation."""
     with_pieces: bool = False
     """Whether each token comes with its bytes."""
 
@@ -278,7 +278,7 @@ class PrefillProgress:
     id: str
     prompt_tokens: int
     cached_tokens: int
-    """Of these, how many were a prefix-cache hit."""
+    """Prompt tokens found in the prefix cache."""
     processed: int
     """How many are computed, the cached ones included."""
     seconds: float
@@ -307,7 +307,7 @@ class PrefillDone:
     id: str
     prompt_tokens: int
     cached_tokens: int = 0
-    """Of these, how many were a prefix-cache hit."""
+    """Prompt tokens found in the prefix cache."""
     queue_s: float = 0.0
     """How long the sequence waited for a slot, in seconds."""
     prefill_s: float = 0.0
@@ -337,7 +337,7 @@ class Delta:
     drafted_tokens: int = 0
     """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0
-    """Of these, those that were accepted."""
+    """Draft tokens that were accepted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -355,7 +355,7 @@ class Embeddings:
     """float32 [n_embd] each, little-endian, of length 1; one per input. Of a reranking model: [n_scores], its
     scores."""
     n_tokens: int
-    """Of all inputs."""
+    """Tokens of all inputs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -376,7 +376,7 @@ class SlotMoved:
 
     n_tokens: int
     n_bytes: int = 0
-    """Of the file."""
+    """Bytes of the file."""
     seconds: float = 0.0
 
 

@@ -242,7 +242,7 @@ class ModelRunner:
         return last == n - 1
 
     def kept(self, slots: Sequence[int]) -> Mapping[int, Sequence[int]]:
-        """Of the slots that cannot be cut back everywhere, after how many tokens their state is kept."""
+        """For slots that cannot be cut back everywhere: the token counts after which a state is kept."""
         if not self.keeps_states:
             return {}
         return self._checkpoints.positions([slot for slot in slots if slot not in self._cut_anywhere])

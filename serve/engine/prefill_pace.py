@@ -7,11 +7,11 @@ STREAMS_WAIT_S = 0.2
 ALONE_S = 1.0
 """The longest step while nothing generates: commands are read between steps."""
 _STREAM_PART = 2.0
-"""Prompt tokens may take so many times as long as a stream waits for its next text anyway."""
+"""Prompt tokens may take this many times as long as a stream waits for its next text anyway."""
 _FEWEST = 4
 """Fewer tokens take about as long as one: a pass reads all weights."""
 FLASH_TILE = 64
-"""llama.cpp's flash attention takes so many rows together; fewer go one by one, which takes longer in all behind a
+"""llama.cpp's flash attention takes this many rows together; fewer go one by one, which takes longer in all behind a
 thousand tokens (measured: 0.37 s for 4 rows, 0.71 s for 64)."""
 _SINGLE_ROWS = 2.0
 """What a row costs that goes by itself, in rows of a tile (measured: 1.8 with 24 layers, 16 rows behind 256 tokens)."""
@@ -21,7 +21,7 @@ decode step, too. Above, rows go by themselves."""
 _FIRST = 64
 """Before anything is measured."""
 _WORST = 4.0
-"""A step that took more than so many times the expected time was held up by something else."""
+"""A step that took more than this many times the expected time was held up by something else."""
 
 
 class PrefillPace:

@@ -32,14 +32,14 @@ def tokenize_within(
     """
 
     def tokens_of(n: int) -> list[int]:
-        """Of the first ``n`` characters."""
+        """Tokens of the first ``n`` characters."""
         spans = [(begin, min(end, n)) for begin, end in literal_spans if begin < n]
         return model.tokenize_parts(text[:n], spans, add_special=add_special, parse_special=parse_special)
 
     size = max(_CHARACTERS_PER_TOKEN * limit, _SHORT)
     while size < len(text):
         tokens = tokens_of(size)
-        # Where the text is cut, a word may have other tokens than in the whole text, but not by so many.
+        # Where the text is cut, a word may have other tokens than in the whole text, but not by this many.
         if len(tokens) > limit + limit // 4 + 64:
             return tokens, False
         size *= 4

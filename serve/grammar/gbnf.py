@@ -9,7 +9,7 @@ from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.tree import ANY, Chars, Choice, Item, Literal, Ref, Repeat
 
 MAX_BYTES = 64 * 1024
-"""Of a grammar's text."""
+"""Most bytes of a grammar's text."""
 _MAX_DEPTH = 48
 """Levels of groups within groups."""
 _MAX_RULES = 4000

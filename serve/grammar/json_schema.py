@@ -22,7 +22,7 @@ from slm.serve.grammar.patterns import FORMATS, translated
 from slm.serve.grammar.work import problem_of_schema
 
 MAX_BYTES = 256 * 1024
-"""Of a schema's text."""
+"""Most bytes of a schema's text."""
 _MAX_DEPTH = 64
 """Levels of schemas within schemas; references are not counted."""
 _MAX_LOOSENED = 20

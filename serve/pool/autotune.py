@@ -66,7 +66,7 @@ def untuned() -> Tuned:
 
 
 def slots_for(facts: ModelFacts, *, slot_bytes: float) -> int:
-    """How many KV caches of so many bytes fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
+    """How many KV caches of this many bytes fit into the memory set aside for them: 1 to ``MOST_SLOTS``."""
     room = _SLOT_PART * (available_bytes() - facts.file_bytes)
     return max(1, min(MOST_SLOTS, int(room // max(1, slot_bytes))))
 

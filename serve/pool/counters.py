@@ -21,7 +21,7 @@ class Histogram:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
-        """Of all durations, in seconds."""
+        """Sum of all durations, in seconds."""
 
     def observe(self, seconds: float, times: int = 1) -> None:
         """Counts a duration."""
@@ -66,10 +66,10 @@ class Counters:
     drafted_tokens: int = 0
     """Draft tokens that were verified, of finished sequences."""
     accepted_tokens: int = 0
-    """Of these, those that were accepted."""
+    """Draft tokens that were accepted."""
     embedding_tokens: int = 0
     dropped_messages: int = 0
-    """Of conversations longer than the context."""
+    """Messages dropped from conversations longer than the context."""
     finished: Counter[str] = field(default_factory=Counter)
     """Sequences by how they ended."""
     preempted: int = 0

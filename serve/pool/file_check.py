@@ -20,7 +20,7 @@ THREAD_NAME = "slm-file-check"
 
 
 class FileCheck:
-    """Of one model's file. ``damage`` is a line about it once the check has failed, None before and otherwise."""
+    """The check of one model's file. ``damage`` is one line once the check has failed, else None."""
 
     def __init__(self) -> None:
         self.damage: str | None = None

@@ -15,7 +15,8 @@ from slm.serve.pool.model_pool import Pool, Served
 QUIET_S = 5.0
 """Without a request, before a measurement begins."""
 _MOST_QUIET_S = 600.0
-"""After each attempt that came to nothing, the server must have been quiet for twice as long, up to so many seconds."""
+"""After each attempt that came to nothing, the server must have been quiet for twice as long, up to this many
+seconds."""
 
 
 class IdleTuning:

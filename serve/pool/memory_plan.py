@@ -29,7 +29,7 @@ _KV_PROJECTION = re.compile(r"blk\.\d+\.attn_([kv])\.weight")
 _PROCESS = 80 << 20
 """Bytes of Python, NumPy, llama.cpp and llguidance without a model (52 MiB measured), and their allocations."""
 _FEW_SLOTS = 4
-"""Fewer slots than this do not pay for keeping another model loaded."""
+"""Minimum slots per model. Below this number another model is unloaded first."""
 _EMBEDDING_BATCH = 128
 """Tokens of one batch in the context that computes embeddings, where texts may be cut."""
 _EMBEDDINGS = 2048
@@ -43,7 +43,7 @@ class ModelFacts:
     architecture: str
     n_params: int
     size_bytes: int
-    """Of all tensors."""
+    """Bytes of all tensors."""
     n_vocab: int
     n_embd: int
     n_ctx_train: int
@@ -51,7 +51,7 @@ class ModelFacts:
     kv_values: int
     """Numbers that the KV cache stores for one token."""
     v_values: int
-    """Of these, those of the values; the others are the keys'."""
+    """Numbers per token in the value cache; the rest belong to the key cache."""
     file_bytes: int
     causal: bool
     """False for an encoder: it has no KV cache, and computes texts as a whole."""

@@ -63,7 +63,7 @@ class Loaded:
 
     @property
     def info(self) -> ModelInfo:
-        """Of the newest engine: one that was started again may have found another file."""
+        """Facts of the newest engine; a restarted one may have found another file."""
         assert self.engine.info is not None
         return self.engine.info
 
@@ -83,7 +83,7 @@ class Served:
     def __init__(self, name: str, config: EngineConfig, parent: str | None = None) -> None:
         self.name, self.config = name, config
         self.parent = parent
-        """Of a LoRA adapter: the name of its model."""
+        """For a LoRA adapter: the name of its model."""
         self.created = int(time.time())
         self.counters = Counters()
         self.loaded: Loaded | None = None
@@ -182,7 +182,7 @@ class Pool:
         self.budget = budget
         """Bytes; None: no limit, for a server with a single model."""
         self.idle_s = idle_s
-        """A model that nobody has used for so many seconds is unloaded; None: it stays."""
+        """A model that nobody has used for this many seconds is unloaded; None: it stays."""
         self.used = asyncio.Event()
         """Set with every lease; for whoever waits for a quiet moment."""
         self._idle_task: asyncio.Task[None] | None = None
@@ -280,7 +280,7 @@ class Pool:
         """Loads a model when its turn comes, unless no request waits for it any more."""
         try:
             async with self._turn:
-                # It may have been leaving when a request asked for it, and have stayed after all.
+                # A model that was being unloaded is kept if a request arrives in time.
                 if served.loaded is None and await self._make_room(served):
                     await self._load(served)
                     served.failed = None

@@ -11,7 +11,7 @@ from slm.runs import Run, saved_config
 TEMPERATURE = 0.6
 SEED = 20_261_122
 MOST_TOKENS = 400
-"""Of a story; the longest of the tales have fewer with the vocabulary of ``tiny``."""
+"""Most tokens of a story. The longest tales have fewer with the vocabulary of ``tiny``."""
 AT_ONCE = 64
 """Stories that are written together."""
 

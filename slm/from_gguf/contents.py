@@ -20,7 +20,7 @@ from slm.llama.blocks.codec import dequantize, row_bytes
 from slm.llama.gguf_check import GgufHeader, GgufTensor, read_arrays, read_header
 
 _BYTES_AT_ONCE = 64 << 20
-"""Of dequantized values."""
+"""Most bytes of dequantized values at once."""
 _OTHER_FILES = {
     "adapter": "a LoRA adapter: give the model that it belongs to",
     "imatrix": "an importance matrix: give a model's file",

@@ -26,7 +26,7 @@ from slm.model.config import ModelConfig
 from slm.report import atomic_write_json, change_text
 
 _FORMAT = 1
-"""Of what is written: a higher number reads files back anew."""
+"""Version of the written format. A higher number reads files again."""
 RECORD = "gguf.json"
 """What a checkpoint was read back from, and how far it was compared."""
 _UNQUANTIZED = proof.UNQUANTIZED

@@ -29,7 +29,7 @@ from slm.vocabulary.same_ids import PROBES, chat_failures, token_failures
 
 TEXTS = 500
 POSITIONS = 128
-"""Of one text, whose logits are compared."""
+"""Positions of one text at which logits are compared."""
 UNQUANTIZED = ("f32", "f16", "bf16")
 MOST_KL = {False: 1e-3, True: 2e-2}
 """Mean KL divergence in nats of the file's predictions from the checkpoint's, at most. ``True``: of a quantized file,

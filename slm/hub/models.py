@@ -36,7 +36,7 @@ _CHECKPOINT = (
 )
 _BIN = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin")
 _PREFERRED = ("q4_k_m", "q8_0")
-"""Of several GGUF files, in this order, as ``llama.cpp -hf`` does; else the first by name."""
+"""Order of preference among several GGUF files, as in ``llama.cpp -hf``; else the first by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Listing:
     files: dict[str, int]
     """Sizes in bytes (0 where the Hub does not say) by path."""
     licence: str | None
-    """Of its model card."""
+    """Licence named by the model card."""
 
     def line(self, wanted: list[str]) -> str:
         """One line for the person: what will be there, and under which licence."""

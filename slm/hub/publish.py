@@ -51,7 +51,7 @@ class PublishConfig:
     gguf: bool = True
     """Upload the exported files."""
     message: str | None = None
-    """Of the commit; None: names the run and its step."""
+    """Message of the commit; None: the run and its step."""
 
     def __post_init__(self) -> None:
         if not self.checkpoint and not self.gguf:

@@ -31,7 +31,7 @@ class Variant:
     """The kernels for one instruction set."""
 
     name: str
-    """Of its library."""
+    """Name of the instruction set's library."""
     instructions: str
     """As ``train.kernels`` names it."""
     title: str
@@ -48,8 +48,9 @@ class Variant:
     timed: bool = True
     """``auto`` takes them as faster than PyTorch's own step. False: that has to be measured first, on each machine."""
     bits: int = 32
-    """16 or 8: products are of integers of so many bits, to which f32 values are rounded. ``auto`` takes them where f32
-    is not asked for by name, and where this processor is measured to be faster with them; 8 for new models alone."""
+    """16 or 8: products are of integers of this many bits, to which f32 values are rounded. ``auto`` takes them where
+    f32 is not asked for by name, and where this processor is measured to be faster with them; 8 for new models
+    alone."""
     head: str = ""
     """The variant that computes the output head, where it is another one: a softmax's gradient has many values that are
     too small beside the target's for 8 bits."""
@@ -314,7 +315,7 @@ class Kernels:
             call: Any = functools.partial(_checked_call, check) if check else _call
             setattr(self, each, functools.partial(call, function))
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[self.slm_activation_bytes()]
-        """Of activations."""
+        """Data type of activations."""
         self.values_per_unit = 4 // self.slm_activation_bytes()
         """Packed operands are units of 32 bits: a pair of bf16, or one f32 (integers take as much room)."""
         self._library = library

@@ -21,7 +21,7 @@ from slm.machine.crashes import run_trial
 from slm.machine.memory import available_bytes
 
 SECONDS = 0.2
-"""Of each measurement."""
+"""Seconds of each measurement."""
 SOURCES = ("roofline.cpp", "bf16/amx.h", "bf16/sizes.h", "whole.h")
 TITLES = {
     "amx": "bf16 (AMX)",

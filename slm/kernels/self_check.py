@@ -20,7 +20,7 @@ ALLOWED = {"bf16": 0.05, "f32": 1e-4}
 """The largest distance of all gradients from PyTorch's in f32, as a share of their norm. Right kernels have 0.01 in
 bf16 and 1e-6 in f32."""
 ALLOWED_INTEGERS = {16: 2e-3, 8: 0.05}
-"""The same where products are of integers of so many bits. Right kernels have 2e-4 and 8e-3."""
+"""The same where products are of integers of this many bits. Right kernels have 2e-4 and 8e-3."""
 SHAPE = ModelConfig(
     arch="lfm2",  # one layer with a short convolution, one with attention and norms of queries and keys
     n_layers=2,

@@ -184,7 +184,7 @@ class Context:
         self._wanted: Sequence[int] = b""
         """Per entry of the last batch, whether it asked for logits: 0 or 1."""
         self._address: int | None = None
-        """Of the last batch's logits, when somebody has asked for them."""
+        """Address of the last batch's logits, once they were requested."""
         self._view: tuple[tuple[int, int], np.ndarray] | None = None
         """The last view of logits, with its address and number of rows: most batches are like the one before."""
         self._number: list[int] = []
@@ -198,7 +198,7 @@ class Context:
             raise LlamaError(f"llama.cpp cannot use the adapter {adapter.path}: {first_error()}")
 
     def set_threads(self, n: int) -> None:
-        """Computes with so many threads from the next batch on."""
+        """Computes with this many threads from the next batch on."""
         self._check_open()
         if n < 1:
             raise MisuseError(f"{n} threads")

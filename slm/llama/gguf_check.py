@@ -121,7 +121,7 @@ class GgufHeader:
 
     @property
     def bits_per_weight(self) -> float:
-        """Of all tensors together."""
+        """Bits per weight of all tensors together."""
         return 8 * sum(tensor.n_bytes for tensor in self.tensors) / sum(math.prod(t.shape) for t in self.tensors)
 
     @property

@@ -20,7 +20,7 @@ from slm.machine import cpp_build
 NOT_NUMBERS = -1
 """The row holds a NaN."""
 NOTHING_FITS = -3
-"""Of the tokens that a mask allows none is possible."""
+"""The picker's answer if a mask allows no possible token."""
 LOOK_AT_ALL = -2
 """This chain, or this row, leaves too many candidates: llama.cpp has to pick from the whole vocabulary."""
 

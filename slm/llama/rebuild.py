@@ -29,7 +29,7 @@ def _without(*flags: str) -> str:
 
 
 def installed_version() -> str | None:
-    """Of llama-cpp-python; None where it is not installed."""
+    """The version of llama-cpp-python; None if it is not installed."""
     try:
         return metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:

@@ -18,7 +18,7 @@ from slm.machine import cpp_build
 
 _FLAGS = ("-O2", "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 _local = threading.local()
-"""Of the thread: ``kept``, in how many threads that work for it tiles have been kept."""
+"""Thread-local ``kept``: the number of worker threads in which tiles have been kept."""
 
 
 def set_again(n_threads: int) -> None:

@@ -32,7 +32,7 @@ from slm.setup.llama import wait as wait_for_build
 PACKAGE = "llama-cpp-python"
 REBUILD = f"{shlex.quote(sys.executable)} -m slm.llama.rebuild"
 _FORMAT = 1
-"""Of the kept answers, and of what is tried: a higher number tries again."""
+"""Version of the cached verdicts. A higher number tries again."""
 _SUSPECTS = (("AMX_INT8", "amx_tile", "AMX"), ("AVX512", "avx512f", "AVX-512"), ("AVX2", "avx2", "AVX2"))
 """Instruction sets, the likeliest culprit first: llama.cpp's name, the kernel's, the usual one."""
 
@@ -51,7 +51,7 @@ class Verdict:
     signal: str | None = None
     """What the process died of, such as ``SIGSEGV``."""
     error: float | None = None
-    """Of a type that computes garbage: its distance from f32's logits as a share of their norm. None: not finite."""
+    """For a broken type: its distance from f32's logits relative to their norm. None: not finite."""
     unknown: str | None = None
     """Why there is no answer, where there is none. The build is then taken to work."""
 

@@ -55,7 +55,7 @@ class FreeCores:
         return (idle_s + own_s) / wall_s
 
     def taken(self, threads: int) -> bool:
-        """Whether other programs have used cores that so many threads need, since the last reading."""
+        """Whether other programs have used cores that this many threads need, since the last reading."""
         free = self.read()
         return free is not None and fewer_threads(free) < threads
 
@@ -90,7 +90,7 @@ class FreeCores:
 
 
 def fewer_threads(free: float) -> int:
-    """Threads that so many free cores are enough for, none of them left waiting."""
+    """Threads that this many free cores are enough for, none of them left waiting."""
     return max(1, int(free + 1 - _FEWER))
 
 

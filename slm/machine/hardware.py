@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 SPINS_VARIABLE = "GOMP_SPINCOUNT"
-"""Of the environment: for how many turns a thread of libgomp looks for the others before it sleeps."""
+"""Environment variable: how often a thread of libgomp polls for the others before it sleeps."""
 SHARES_CORES = "SLM_SHARES_CORES"
-"""Of the environment: this toolkit has set SPINS_VARIABLE, and not the user."""
+"""Environment variable: set if this toolkit, and not the user, has set SPINS_VARIABLE."""
 BF16_WORTH_IT = 1.1
 """Training uses bf16 where the machine multiplies more than this many times as fast in it as in f32."""
 BF16_TRIAL_SECONDS = 0.1
-"""Of products in both formats, at every start of a run; one of each where a single one takes longer."""
+"""Seconds of products in both formats at each start of a run, and at least one product of each."""
 
 
 def n_threads() -> int:

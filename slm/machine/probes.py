@@ -29,7 +29,7 @@ ALLOCATORS = ("tcmalloc", "jemalloc", "mimalloc")
 
 
 def instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
-    """Of ``INSTRUCTION_SETS``, those that this processor has."""
+    """The members of ``INSTRUCTION_SETS`` that this processor supports."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

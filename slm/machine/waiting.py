@@ -22,7 +22,7 @@ LONG = 1_000_000
 """Turns of a thread that waits awake: tens of milliseconds, longer than any wait within a step."""
 LOOK_SECONDS = 0.25
 QUIET_LOOKS = 4
-"""The threads wait awake again after so many looks at free cores, one after the other."""
+"""The threads wait awake again after this many looks at free cores, one after the other."""
 
 
 def wait_awake(processes: int = 1) -> None:

@@ -48,7 +48,7 @@ class Traits:
     norm_offset: float = 0.0
     """What is added to the stored weight of every RMSNorm to get its gain. A GGUF holds the gains."""
     activation: Literal["silu", "gelu_tanh"] = "silu"
-    """Of the gated feed-forward."""
+    """Activation of the gated feed-forward."""
     scaled_embedding: bool = False
     """Embeddings are multiplied by sqrt(d_model)."""
     sliding_window: bool = False

@@ -277,6 +277,6 @@ def sweep(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, in hexadecimal."""
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from slm.model.rope import number, read_scaling
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
 SLIDING_PATTERN = 6
-"""Gemma 3: one of so many layers, the last of them, sees all positions."""
+"""Gemma 3: one of this many layers, the last of them, sees all positions."""
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _FRACTIONS = (
     *("rms_norm_eps", "norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
@@ -28,7 +28,7 @@ ROPE_PATTERN = 4
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
 _CONV_WIDTH = 3
 CONV_PATTERN = 2
-"""New LFM2 models: one of so many layers, the last of them, has attention."""
+"""New LFM2 models: one of this many layers, the last of them, has attention."""
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -305,7 +305,7 @@ class ModelConfig:
     def activation_bytes(
         self, tokens: int, *, recompute: Literal["none", "mlp", "layer"] = "none", value_bytes: int = 2
     ) -> int:
-        """What the layers keep of a pass of so many tokens for the backward pass, bytes, attention's scores left out.
+        """What the layers keep of a pass of this many tokens for the backward pass, bytes, attention's scores left out.
 
         Per token and layer 4 of the model's width and 3 of the feed-forward's, of ``value_bytes`` each; ``recompute``:
         ``mlp`` has gate and up again, ``layer`` all but its input. The head's logits come a chunk at a time.
@@ -559,15 +559,15 @@ class InitConfig:
     """Standard deviations of normal weights. The defaults are GPT-2's recipe."""
 
     embed_std: float = 0.02
-    """Of the embedding of a model with an untied head."""
+    """Standard deviation of the embedding with an untied head."""
     head_std: float = 0.02
-    """Of that head."""
+    """Standard deviation of an untied head."""
     tied_std: float = 0.02
-    """Of an embedding that is the head, too."""
+    """Standard deviation of a tied embedding."""
     matrix_std: float = 0.02
-    """Of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
+    """Standard deviation of the layers' matrices; 0: 0.7 / sqrt(inputs)."""
     output_gain: float = 1.0
-    """Of the two projections that write to the residual stream (o_proj and down_proj), in units of 0.02 / sqrt(2
-    n_layers); 0: zeros."""
+    """Standard deviation of the two projections that write to the residual stream (o_proj and down_proj), in units of
+    0.02 / sqrt(2 n_layers); 0: zeros."""
     qk_gain: float = 1.0
     """Gains of the norms of queries and keys (qwen3, gemma3); attention's logits grow with its square."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 ROWS = 16
-"""Of each tensor, evenly spaced, the first and the last among them: 350M parameters take about 10 MB."""
+"""Evenly spaced values per tensor, including the first and the last. 350M parameters take about 10 MB."""
 _LENGTH = 16
 
 

@@ -15,8 +15,8 @@ _OUTPUTS = tuple(f"{name}.weight" for name in ("o_proj", "down_proj", "out_proj"
 """The matrices that write to the residual stream."""
 _QK_NORMS = tuple(f"{part}_{name}.weight" for part in "qk" for name in ("norm", "layernorm"))
 _TAPS_STD = 0.3
-"""Of the taps of a short convolution: about that of transformers' first weights. Those of a position itself are 1 more,
-so that a new layer begins as a gate."""
+"""Standard deviation of a short convolution's taps, about that of transformers' first weights. Those of a position
+itself are 1 more, so that a new layer begins as a gate."""
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ class Adapter:
     base: str = ""
     """The model that it belongs to: a directory, or a name on the Hub."""
     base_fingerprint: str = ""
-    """Of that model's weights (``slm.model.fingerprint``); empty for an adapter from elsewhere, which has none."""
+    """Fingerprint of that model's weights (``slm.model.fingerprint``); empty for an adapter from elsewhere."""
 
     @property
     def scale(self) -> float:

@@ -26,7 +26,7 @@ INDEX = "model.safetensors.index.json"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _PREFIXES = ("_orig_mod.", "module.", "base_model.model.")
-"""Of torch.compile, of DistributedDataParallel and of PEFT."""
+"""Prefixes of torch.compile, DistributedDataParallel and PEFT."""
 _QUANTIZED = {
     ".absmax": "bitsandbytes",
     ".quant_state.bitsandbytes__nf4": "bitsandbytes",

@@ -15,7 +15,7 @@ from slm.setup import index, llama
 from slm.setup.requirements import may_write
 
 CUDA_SIZE = "2.7 GB to download and 4.8 GB on disk"
-"""Of torch 2.13 with all that it brings from PyPI on Linux x86-64: sums over its 27 wheels, on 2026-11-21."""
+"""Size of torch 2.13 and its dependencies from PyPI on Linux x86-64: sums over 27 wheels, 2026-11-21."""
 
 
 EXTRAS = {"run": ("logging", "documents"), "tests": ("dev",), "docs": ("docs",)}

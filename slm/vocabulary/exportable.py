@@ -25,7 +25,7 @@ from slm.setup.llama import wait as wait_for_build
 from slm.vocabulary.gguf_vocab import Vocab, build_vocab
 
 _FORMAT = 1
-"""Of what is asked: a higher number asks anew."""
+"""Version of the questions. A higher number asks again."""
 
 
 def require_exportable(

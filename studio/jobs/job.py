@@ -21,7 +21,7 @@ State = Literal["waiting", "running", "done", "stopped", "failed", "gone"]
 """``stopped``: it saved and ended; ``gone``: it ended without a word (the machine went down, say)."""
 JOB, BEGAN, ENDED, LOG = "job.json", "began.json", "ended.json", "log.txt"
 TAIL_BYTES = 1 << 20
-"""Of a log, for its last lines."""
+"""Bytes read from the end of a log for its last lines."""
 FULL = 1 << 18
 """A disk with fewer bytes free is full."""
 INTERRUPTED = 130

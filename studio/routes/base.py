@@ -27,7 +27,7 @@ from slm.studio.places import Places
 from slm.studio.serving import Servers
 
 BODY_BYTES = 16 << 20
-"""Of a request, uploads apart."""
+"""Most bytes of a request, except uploads."""
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}", re.ASCII)
 KEEP_ALIVE_S = 15.0
 """Seconds after which a quiet stream says that it is still there."""

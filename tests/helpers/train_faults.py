@@ -38,7 +38,7 @@ def poison_weights(steps: tuple[int, ...]) -> None:
 
 
 def pass_over_data(counts: dict[int, int]) -> None:
-    """Before each of these calls of the step so many batches are taken and left alone."""
+    """Before each of these calls of the step this many batches are taken and left alone."""
     import slm.train.trainer
 
     true_step, calls = slm.train.trainer.train_step, iter(range(1, 1_000_000))

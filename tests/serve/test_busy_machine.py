@@ -50,7 +50,7 @@ def test_a_busy_process_costs_less_than_two_thirds_of_the_speed(tmp_path, tiny_p
 
 
 def one_reply(path, free: float, **more) -> tuple[int, int]:
-    """Threads that an engine of two threads reports before and after a reply, with so many free cores."""
+    """Threads that an engine of two threads reports before and after a reply, with this many free cores."""
     engine = Engine(EngineConfig(model_path=path, threads=2, slots=1, **more))
     count = engine._runner._thread_count
     if count is not None:

@@ -20,9 +20,9 @@ from torch import Tensor
 from slm.train.bigrams.counts import Bigrams
 
 SMOOTHING = 150.0
-"""Each token is counted so many times more, followed by each other as often as that occurs in the whole text."""
+"""Add-k smoothing: k extra occurrences of each token, with successors distributed by unigram frequency."""
 UNSEEN = 0.5
-"""Occurrences that each token of the vocabulary is given besides those in the text."""
+"""Occurrences added to each token's count, so that unseen tokens have a frequency above zero."""
 MORE_COLUMNS, ROUNDS = 16, 3
 """Columns of the random subspace beyond the rank, and how often both sides are multiplied."""
 

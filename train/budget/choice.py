@@ -13,79 +13,79 @@ from slm.train.phases import bags_fit
 from slm.train.predict.law import LossLaw, calibrated, learns_slower, taught, text_factor, text_read, text_worth
 
 BATCH_TOKENS, BATCH_AT, BATCH_POWER = 16_384, 10e6, 0.5
-"""The law of a step's size: 16K tokens for a run of 10 million, growing with the run's length to this power. It is 2.1
-to 3.3 times what Li et al. (2025, arXiv 2503.04715) find best for the loss at equal tokens: of a small model with large
-tables the update takes a fifth of a short step, and a larger step costs less than the time is worth
-(docs/results/recipe.md; measured up to 25 million tokens)."""
+"""Tokens per step: BATCH_TOKENS * (training tokens / BATCH_AT) ** BATCH_POWER. This is 2.1 to 3.3 times the batch that
+Li et al. (2025, arXiv 2503.04715) find best at equal tokens. At equal time a larger step wins, because the update of a
+small model with large tables takes a fifth of a short step (docs/results/recipe.md, measured up to 25 million
+tokens)."""
 SEQUENCES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Sequences of a step to choose from: each can be divided into passes."""
+"""Sequences per step to choose from. Each number divides into micro-batches."""
 MOST_IN_A_PASS, MOST_SAMPLED = 8, 4
-"""Sequences of 512 tokens in a pass; the second where training does not compute all logits, since a smaller pass has
-fewer different targets."""
+"""Largest micro-batch, in sequences of 512 tokens, with a full softmax and with a sampled one. The sampled one is
+smaller because fewer sequences have fewer distinct targets."""
 LONG_RUN = 300e6
-"""Training tokens from which sequences have 1,024 tokens instead of 512."""
+"""Training tokens above which sequences have 1,024 tokens instead of 512."""
 BYTES_PER_ID = 750.0
-"""Text that there must be, and that a run must read or count the bigrams of, for each id of a vocabulary; the smallest
-needs none."""
+"""Bytes of text required per token of the vocabulary: both in the corpus and read by the run or counted for its
+bigrams. The smallest vocabulary has no such requirement."""
 TABLE_SHARE, SAMPLED_TABLE_SHARE = 0.5, 24.0
-"""The most parameters of a head, in units of those of the layers, but for the smallest vocabulary; the second where
-training does not compute all logits."""
+"""Largest head with a full softmax and with a sampled one, as a multiple of the layers' parameters. The smallest
+vocabulary is always allowed."""
 SAMPLED_FROM = 4096
-"""Training computes the logits of SAMPLED_WORDS words (``train.sampled_softmax``) where the vocabulary has as many as
-this, or more."""
+"""Smallest vocabulary with a sampled softmax (``train.sampled_softmax``) over SAMPLED_WORDS tokens."""
 MORE_WORDS = 1.15
-"""What a step computes of them, in units of that: micro-batches with many different targets take more."""
+"""Logits computed per step, in units of SAMPLED_WORDS: micro-batches with many distinct targets compute more."""
 SHORT_PIECES, LEAST_SHORT = 4, 128
-"""Into how many a sequence is cut in the first part of a run, and their fewest tokens."""
+"""Number of pieces that a sequence is cut into in the first part of a run, and the fewest tokens of a piece."""
 SHORT_UNTIL = 0.5
-"""The share of the run after which that part ends."""
+"""Share of the run at which the part with short sequences ends."""
 MOST_RANDOM = 32768
-"""The most ids of a vocabulary that does not begin as bigrams."""
+"""Largest vocabulary without bigram initialization."""
 BAG = 4
-"""Tokens of a bag at the beginning of a run, where there is text enough."""
+"""Tokens per bag at the beginning of a run that has enough text."""
 BAGS_UNTIL = 0.1
-"""The share of the run for which bags hold."""
+"""Share of the run at which the part with token bags ends."""
 LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
-"""The fewest and the most pairs of tokens that are counted for first weights (``optim.init_bigrams``), and the share of
-the time that this may take."""
+"""Fewest and most token pairs counted for the initial weights (``optim.init_bigrams``), and the largest share of the
+run's time for counting them."""
 BIGRAMS_PER_S, FACTORS_SECONDS = 1_000_000, 2.5
-"""Pairs that are counted in a second, and how long their factors take."""
+"""Pairs counted per second, and seconds that their low-rank factors take."""
 READABLE = 0.97
-"""Of the text that ``data.max_epochs`` allows: its tokens are estimated, and so is what a bag reads."""
+"""Share of the text allowed by ``data.max_epochs`` that a plan uses, because the number of its tokens is an
+estimate."""
 MOST_EPOCHS = 8.0
-"""How often a run reads its text at most: it ends before its time where that would allow more. Of 1 MB, twice as many
-readings give .06 % fewer bits per byte (docs/results/recipe.md)."""
+"""Most epochs of a run. A budget that allows more ends early: on 1 MB of text twice as many epochs lower the bits per
+byte by .06 % (docs/results/recipe.md)."""
 BORN_AGAIN = 0.4
-"""The share of a run that trains a teacher for the model of the rest (``distill.born_again``). Of .3, .4 and .5 the law
-puts it lowest where time ends the run, and within .2 % of the lowest where the text does."""
+"""Share of the time that trains the teacher of self-distillation (``distill.born_again``). Among .3, .4 and .5 it gives
+the lowest predicted loss where time ends the run, and is within .2 % of the lowest where the text does."""
 TAUGHT_STEP = 1.35
-"""What a step with a teacher takes, in units of one without."""
+"""Seconds of a step with a teacher, relative to one without."""
 BORN_AGAIN_FROM = 6.0
-"""Readings of the best run without a teacher from which a run may be born again. With fewer the two models would read
-too little, or have to be smaller: nothing was gained in five minutes with 13 MB and in thirty with 52 MB, and 1 % lost
-in five with 4 MB on a slower processor (docs/lab/recipe-choices.md)."""
+"""Epochs of the best run without a teacher above which self-distillation is considered. With fewer epochs both models
+read too little or must be smaller. Five minutes with 13 MB and thirty with 52 MB gained nothing; five minutes with 4 MB
+on a slower processor lost 1 % (docs/lab/recipe-choices.md)."""
 LEAST_STEPS = 100
-"""Of a run that is shown in the menu."""
+"""Fewest steps of a run that the menu shows."""
 EQUAL = 0.002
-"""Predictions within this share count as equal: the smaller model is taken."""
+"""Predictions within this share count as equal, and the smaller model is chosen."""
 MEMORY_SHARE = 0.8
-"""Of the memory that is available, for a run."""
+"""Share of the available memory that a run may use."""
 VALIDATIONS = 6
 """Validations during a run."""
 VALIDATION_SHARE = 0.03
-"""Of the time, for all of them together."""
+"""Share of the time for all validations together."""
 OVERHEAD = 0.03
-"""Of the time, for data, records, samples and checkpoints."""
+"""Share of the time for data, records, samples and checkpoints."""
 STARTING_SECONDS = 6.0
-"""Imports, model and data before the first step, seconds."""
+"""Seconds before the first step: imports, model and data."""
 TOKENIZER_BYTES_PER_S = 2.5e6
-"""Text on which a BPE is trained in a second."""
+"""Bytes of text that BPE training processes per second."""
 GIB = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a person has set: the choice keeps to it."""
+    """Options set by the person, which the choice keeps."""
 
     n_layers: int | None = None
     d_model: int | None = None
@@ -93,25 +93,25 @@ class Wanted:
     vocab_size: int | None = None
     seq_len: int | None = None
     sequences: int | None = None
-    """Sequences of a step."""
+    """Sequences per step."""
     micro_batch: int | None = None
-    """Sequences of a pass."""
+    """Sequences per micro-batch."""
     grad_accum: int | None = None
-    """Passes of a step."""
+    """Micro-batches per step."""
     superposition: int | None = None
-    """Tokens of a bag in the first part of the run."""
+    """Tokens per bag in the first part of the run."""
     superposition_share: float = BAGS_UNTIL
-    """That part."""
+    """Share of the run at which that part ends."""
     short_seq_len: int | None = None
-    """Tokens of a sequence in the first part of the run; 0: as many as later."""
+    """Tokens per sequence in the first part of the run; 0: the same as later."""
     short_seq_share: float = SHORT_UNTIL
-    """That part."""
+    """Share of the run at which that part ends."""
     sampled_softmax: int | None = None
-    """Words whose logits training computes; 0: all."""
+    """Tokens of the sampled softmax; 0: a full softmax."""
     init_bigrams: int | None = None
     """Pairs that are counted for the first weights; 0: none."""
     born_again: float | None = None
-    """The share of the run that trains a teacher; 0: there is none."""
+    """Share of the run that trains a teacher; 0: no teacher."""
     max_epochs: int | None = None
     """How often the text may be read, by both models together."""
     calibrate_head: bool = True
@@ -137,43 +137,43 @@ class Candidate:
     superposition: int
     """Tokens of a bag in the first part of the run; 1: single tokens."""
     short_seq_len: int
-    """Tokens of a sequence in the first part of the run; 0: as many as later."""
+    """Tokens per sequence in the first part of the run; 0: the same as later."""
     sampled_softmax: int
-    """Words whose logits training computes; 0: all."""
+    """Tokens of the sampled softmax; 0: a full softmax."""
     init_bigrams: int
-    """Pairs that are counted for the first weights; 0: none, they are random."""
+    """Pairs counted for bigram initialization; 0: random initialization."""
     born_again: float
-    """The share of the run that trains a teacher; 0: there is none."""
+    """Share of the run that trains a teacher; 0: no teacher."""
     last_share: float
-    """The share of the steps that train the model which the run ends with: 1 without a teacher."""
+    """Share of the steps that train the final model; 1 without a teacher."""
     steps: int
     tokens: int
     bytes: float
     epochs: float
-    """How often the text is read, by both models together; 0 for text without an end."""
+    """Epochs of both models together; 0 for endless text."""
     tokens_per_s: float
     seconds: float
-    """Of the whole run, set-up included."""
+    """Seconds of the whole run, including its start."""
     ends_early: bool
-    """Whether the text has been read as often as it should before the time is over: steps end the run, not time."""
+    """Whether the largest number of epochs is reached before the time is over, so that steps end the run."""
     most_steps: float
-    """Those for which there is text: infinite without ``data.max_epochs``."""
+    """Steps for which there is text; infinite without ``data.max_epochs``."""
     memory_bytes: float
     bits_per_byte: float
     low: float
     high: float
     """Two runs of three should end between ``low`` and ``high``."""
     sample_bytes: int
-    """Text that the tokenizer is trained on."""
+    """Bytes of text that the tokenizer is trained on."""
 
     @property
     def last_steps(self) -> int:
-        """Steps of the model which the run ends with."""
+        """Steps of the final model."""
         return round(self.last_share * self.steps)
 
     @property
     def last_epochs(self) -> float:
-        """How often that model reads the text."""
+        """Epochs of the final model."""
         return self.last_share * self.epochs
 
     @property
@@ -182,7 +182,7 @@ class Candidate:
 
     @property
     def validation_blocks(self) -> int:
-        """Sequences of a validation: as many as ``VALIDATION_SHARE`` of the time pays for, up to 131K tokens."""
+        """Sequences per validation, as many as fit ``VALIDATION_SHARE`` of the time, up to 131K tokens."""
         share = VALIDATION_SHARE / (VALIDATIONS + 1) / self.model.validation_share(self.seq_len, self.sampled_softmax)
         return round(min(131_072, max(8_192, share * self.tokens)) / self.seq_len)
 
@@ -296,7 +296,7 @@ def make(
     share = wanted.superposition_share
 
     def run(n_bytes: float) -> tuple[float, float, float, int]:
-        """What the law is asked about: a model of the shape that reads so much."""
+        """The law's prediction for this shape and amount of text."""
         read = text_read(n_bytes, bag=bag, share=share)
         worth = text_worth(
             n_bytes,

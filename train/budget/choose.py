@@ -30,37 +30,39 @@ from slm.train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
 from slm.train.resolve import Chosen, given_value, model_shape, with_corpus_tokenizer, with_run_directory
 
 SPARE_STEPS = 4
-"""``train.max_steps`` in units of the predicted steps where time ends the run, also where the machine proves faster."""
+"""``train.max_steps`` as a multiple of the predicted steps, so that time ends the run even on a machine that proves
+faster."""
 MEASURING_SHARE = 0.03
-"""Of the budget, for measuring the machine: a short run will not choose a wide model, and needs its time."""
+"""Share of the budget for measuring the machine. A short run chooses no wide model, so it need not measure one."""
 EMBED_LR_WITH_BIGRAMS = 0.025
-"""Muon's rate for an embedding that begins as bigrams: it moves less than a random one (docs/results/recipe.md)."""
+"""Learning rate of an embedding with bigram initialization, lower than that of a random one
+(docs/results/recipe.md)."""
 BETAS_WITH_SAMPLED = "[0.8,0.99]"
-"""AdamW's where training computes the logits of drawn words only. A rare word's gradient is then seldom and large: with
-the shorter memory of 0.95 its step would be as small as any other's (docs/results/recipe.md)."""
+"""AdamW's betas with a sampled softmax. A rare token then has infrequent and large gradients, which beta2 = 0.95
+forgets too soon (docs/results/recipe.md)."""
 TABLES_MEMORY, MATRICES_MEMORY = 0.4, 0.9
-"""Epochs after which decay at the peak learning rate has left 1 / e of what was learnt, where text is read twice or
-more: against learning it by heart. In this unit what is best is alike for texts of 4 to 52 MB and steps of 8,192 to
-24,576 tokens (docs/results/recipe.md). Where text is read once, decay gains nothing."""
+"""Time constants of weight decay at the peak learning rate, in epochs, for runs of two epochs or more. They limit
+memorization. In this unit the best values agree for texts of 4 to 52 MB and steps of 8,192 to 24,576 tokens
+(docs/results/recipe.md). With a single epoch decay gains nothing."""
 MILD_EPOCHS = 4.0
-"""Readings from which both become shorter, in proportion to the readings."""
+"""Number of epochs above which both time constants shrink in proportion to the epochs."""
 TAUGHT_MEMORY = 2.0
-"""Both in units of that where a model learns from a teacher, too, which holds it back from learning by heart."""
+"""Factor on both time constants with a teacher, which limits memorization as well."""
 TEACHER_SHARE = 0.5
-"""``distill.alpha`` of a run that is born again; with .9 it learns too much of what its teacher has by heart."""
+"""``distill.alpha`` of self-distillation. With .9 the student copies too much of what its teacher has memorized."""
 LEAST_TABLES_STEPS, LEAST_MATRICES_STEPS = 8, 18
-"""The least of both, steps: about what the best run on 1 MB had. Weights that forget in a few steps learn nothing."""
+"""Least time constants in steps, about those of the best run on 1 MB of text."""
 SHOWN = 5
-"""Sizes in the table."""
+"""Rows of the table of sizes."""
 READING = ("tokens/s", "time", "tokens", "epochs")
-"""Columns of a table of sizes: how fast and how long each reads, and how much."""
+"""Columns of the table that tell speed, time and amount of text."""
 CHOSEN_WORDS = "chosen"
-"""The key of ``facts`` with the words of the choice."""
+"""Key of ``facts`` that holds the chosen options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Basis:
-    """What a choice is made from."""
+    """The inputs of a choice."""
 
     machine: Machine
     corpus: CorpusSize
@@ -69,8 +71,7 @@ class Basis:
 
 
 def candidates(basis: Basis, seconds: float, *, spent: float = 0.0) -> list[Candidate]:
-    """Every size that a run of ``seconds`` could have, ``spent`` of them being over. UserError where none fits into
-    memory."""
+    """Every size that fits a run of ``seconds``, of which ``spent`` have passed. UserError if none fits into memory."""
     memory = available_bytes()
     found = choice.candidates(
         basis.machine, basis.corpus, basis.law, seconds, spent=spent, memory=memory, wanted=basis.wanted
@@ -84,9 +85,9 @@ def candidates(basis: Basis, seconds: float, *, spent: float = 0.0) -> list[Cand
 
 
 def choose(argv: list[str], seconds: float) -> Chosen:
-    """The words that complete ``argv`` for a run of ``seconds``, after the table of what was chosen from.
+    """Print the table of sizes and return the options that complete ``argv`` for a run of ``seconds``.
 
-    UserError where no size fits into memory, or the run of this name was begun in another way.
+    UserError if no size fits into memory, or if the run of this name was started without a budget.
     """
     base = compose(argv)
     if base.resume != "never":
@@ -102,7 +103,7 @@ def choose(argv: list[str], seconds: float) -> Chosen:
 
 
 def compose(argv: list[str]) -> RunConfig:
-    """The configuration before anything is chosen: the preset ``tiny`` with the person's words."""
+    """The configuration before anything is chosen: the preset ``tiny`` with the person's options."""
     own = [word for word in argv if not word.startswith(("preset=", "budget="))]
     automatic = [word for word in own if word != "train.micro_batch=auto"]
     composed = load_config("train", ["preset=tiny", *_own_name(argv), *automatic])

@@ -22,30 +22,30 @@ from slm.data.tokenizers import train_bpe
 from slm.train.budget.shapes import VOCABULARIES
 
 READ_BYTES = 12_000_000
-"""Text that is read of a source at most."""
+"""Most bytes of text that are read from one source."""
 SAMPLED_FILES = 16
-"""Files of a large source from which a sample is taken."""
+"""Number of files of a large source that are sampled."""
 SAMPLE_BYTES = 3_000_000
-"""Text on which vocabularies are tried; the last fifth is not trained on."""
+"""Bytes of the sample on which vocabularies are tried. Its last fifth is held out."""
 BYTES_PER_MERGE = 250
-"""Text on which a tokenizer is trained, for each of its ids at least; where there is less, it has all of it."""
+"""Bytes of text per token of the vocabulary on which a tokenizer is trained, or all of the text if there is less."""
 LONGER = 0.06
-"""Tokens of a larger vocabulary are longer by its size to this power, where the sample has too few merges to try it
-(books: 4.16 bytes with 16,384 ids, 4.39 with 32,768, 4.47 with 48,675)."""
+"""Bytes per token grow with the vocabulary's size to this power, assumed where the sample has too few merges to measure
+it (books: 4.16 bytes with 16,384 tokens, 4.39 with 32,768, 4.47 with 48,675)."""
 BOOKS_BITS = 2.37
 """Bits per byte of bz2 on the English books of the law's records."""
 
 
 @dataclass(frozen=True)
 class CorpusSize:
-    """What is known of a run's text."""
+    """Size and compressibility of a run's text."""
 
     bytes: float
-    """Training text, UTF-8, held-out text and filtered documents left out; infinite where there is no end."""
+    """Bytes of training text in UTF-8, without held-out text and filtered documents; infinite for endless sources."""
     exact: bool
-    """Whether all of it was read."""
+    """Whether all of the text was read, not a sample."""
     bytes_per_token: dict[int, float]
-    """By size of the vocabulary, for those that the text is large enough for."""
+    """Bytes per token by vocabulary size, for the sizes that the text is large enough for."""
     bits_bz2: float
     """Bits per byte that bz2 leaves of the sample: how much the text repeats itself."""
 

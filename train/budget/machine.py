@@ -29,85 +29,87 @@ if TYPE_CHECKING:
     from slm.train.environment import Environment
 
 SECONDS = 45.0
-"""No further shape is measured after this time."""
+"""Seconds after which no further shape is measured."""
 WIDTHS = (256, 512, 1024)
 DEPTHS = (1, 3)
-"""Two depths for each width: their difference is the time of layers, what is left that of embedding and head."""
+"""Two depths per width. Their difference is the time of the layers, and the remainder that of embedding and head."""
 VOCAB, LARGE_VOCAB = 4096, 16_384
-"""Of the shapes whose steps are timed, and of one more: the difference of their updates is what large tables take."""
+"""Vocabulary of the timed shapes, and of one more shape. The difference of their updates is the cost of large
+tables."""
 SEQ_LEN = 512
 SEQUENCES = {256: 8, 512: 4, 1024: 2}
-"""Sequences of a pass, by width."""
+"""Sequences per micro-batch, by width."""
 SAMPLED_WORDS = 2048
-"""Of how many words runs with a large vocabulary compute logits, if nothing else is asked for
-(``train.sampled_softmax``)."""
+"""Default number of tokens in the sampled softmax of runs with a large vocabulary (``train.sampled_softmax``)."""
 SAMPLED_SEQUENCES = {256: 4, 512: 4, 1024: 2}
-"""Sequences of a pass with them, by width."""
+"""Sequences per micro-batch with a sampled softmax, by width."""
 SAMPLED_PASSES = {256: 2, 512: 1, 1024: 1}
-"""Passes of a step with them, by width: a step also clears the tables' gradients, once."""
+"""Micro-batches per step with a sampled softmax, by width. A step also clears the tables' gradients once."""
 BUSY = 0.6
-"""A measurement whose steps had a smaller share of the cores is not kept."""
+"""Least share of the cores' time that the measured steps must have had for a measurement to be kept."""
 PASSES = 3
-"""Steps of a shape that are timed after a first one; the fastest counts, since other programs only add time."""
+"""Timed steps per shape after a warm-up step. The fastest counts, since other programs only add time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One shape's measured step of one pass."""
+    """The measured step of one shape, with one micro-batch."""
 
     d_model: int
     n_layers: int
     vocab_size: int
     tokens: int
     pass_seconds: float
-    """Forward and backward."""
+    """Seconds of the forward and backward pass."""
     update_seconds: float
-    """Gradient's norm and optimizer."""
+    """Seconds of the gradient norm and the optimizer."""
     large_update_seconds: float
-    """The same with LARGE_VOCAB instead."""
+    """Seconds of the same with a vocabulary of LARGE_VOCAB."""
     sampled_seconds: float
-    """Forward and backward pass of the shallower shape with LARGE_VOCAB and logits of ``sampled_words`` of them."""
+    """Seconds of the forward and backward pass of the shallower shape with a sampled softmax: ``sampled_words`` of
+    LARGE_VOCAB."""
     sampled_tokens: int
     sampled_words: int
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What one width gives."""
+    """Measured rates at one width."""
 
     d_model: int
     layer_flops: float
     """FLOP/s of the layers, forward and backward, attention included."""
     head_flops: float
-    """FLOP/s of the head; the embedding and what a pass costs by itself are in it."""
+    """FLOP/s of the head; the time includes the embedding and the fixed cost of a micro-batch."""
     matrix_update: float
-    """Seconds of an update for each parameter of the layers' matrices."""
+    """Seconds of an update per parameter of the layers' matrices."""
     table_update: float
-    """The same for each parameter of embedding and head."""
+    """Seconds of an update per parameter of embedding and head."""
     sampling: float = 0.0
-    """Seconds for each token where not all logits are computed, besides those of the layers and of these logits: words
-    are drawn, and rows of the head are gathered and their gradients added."""
+    """Seconds per token that a sampled softmax adds to the products: sampling tokens, gathering their rows of the head,
+    and scattering the rows' gradients."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine's rates by width, and what else a plan needs to know of it."""
+    """This machine's measured rates by width."""
 
     rates: tuple[Rates, ...]
     memory_gb_per_s: float
-    """Of a copy, bytes read and written."""
+    """Memory bandwidth of a copy in GB/s, bytes read plus bytes written."""
     precision: str
     seconds: float
-    """How long the measurement took."""
+    """Seconds that the measurement took."""
     limit: float
-    """How long it was allowed to take."""
+    """Seconds that the measurement was allowed to take."""
     share: float = 1.0
-    """Processor time of the measured steps, in units of their time on all threads: less where others used the cores."""
+    """Processor time of the measured steps over wall time times threads. Below 1 where other programs used the
+    cores."""
 
     def step_seconds(self, shape: ModelConfig, tokens: int, seq_len: int, words: int = 0) -> float:
         """Seconds of an optimizer step of ``tokens`` tokens in sequences of ``seq_len``.
 
-        ``words``: of how many the head computes logits; 0: of the whole vocabulary.
+        ``words``: tokens of the sampled softmax; 0: a full softmax.
         """
         rates = self.at(shape.d_model)
         head = 6 * (words or shape.vocab_size) * shape.d_model

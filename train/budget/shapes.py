@@ -11,7 +11,7 @@ from slm.train.config import HEAD_DIM, ModelSpec
 
 VOCABULARIES = (2048, 4096, 8192, 16384, 32768, 49152)
 TIED_FROM = 30_000_000
-"""Parameters of the layers from which the embedding is the head, too, as in the presets."""
+"""Parameters of the layers from which embedding and head are tied, as in the presets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Shape:
 
     @property
     def tied(self) -> bool:
-        """Whether the embedding is the head, too."""
+        """Whether embedding and head are tied."""
         return self.n_matrix >= TIED_FROM
 
 

@@ -127,7 +127,7 @@ class HeadCalibration(Component):
 
 @torch.no_grad()
 def _states(model: LanguageModel, blocks_NT1: np.ndarray, positions: int) -> tuple[Tensor, Tensor]:
-    """Final states [N, D], f32, and targets [N] of about so many positions, from blocks spread over all."""
+    """Final states [N, D], f32, and targets [N] of about this many positions, from blocks spread over all."""
     length = blocks_NT1.shape[1] - 1
     wanted = min(len(blocks_NT1), -(-positions // length))
     states, targets = [], []

@@ -10,7 +10,7 @@ from slm.train.components.component import Component
 
 
 class Patience(Component):
-    """``most``: so many validations in a row without a lower loss end the run; 0: never."""
+    """``most``: this many validations in a row without a lower loss end the run; 0: never."""
 
     name = "patience"
 

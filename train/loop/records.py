@@ -16,7 +16,7 @@ from slm.train.step import StepResult
 LOG_EVERY = 10
 """Steps of a record."""
 FEW_STEPS = 500
-"""Every step of a run of at most so many is recorded."""
+"""Every step of a run of at most this many is recorded."""
 SLOW_SECONDS = 10.0
 """Steps that together take longer are recorded, however few they are."""
 
@@ -28,7 +28,7 @@ class Records:
         self._run, self._components, self._skips, self._validations = run, components, skips, validations
 
     def add(self, result: StepResult, seconds: float) -> None:
-        """Take in a step that took so many ``seconds``; write the record where it is due."""
+        """Take in a step that took this many ``seconds``; write the record where it is due."""
         state = self._run.state
         state.window.add(
             loss=result.loss,

@@ -35,7 +35,7 @@ class BaseBits:
     """How an adapter's base is held."""
 
     bits: int
-    """32: f32; 8 or 4: in blocks of so many bits."""
+    """32: f32; 8 or 4: in blocks of this many bits."""
     line: str | None = None
     """What was chosen, and why."""
 

@@ -33,8 +33,9 @@ LEAST_DRAWN = 0.25
 MULTIPLE = 256
 """The number of words is a multiple of this, so that the kernels' panels are full and few sizes of buffers come up."""
 FIRST, POWER = 200.0, -0.75
-"""A word is drawn in proportion to (id + the first)^the second: a BPE's ids come about in the order of frequency. A few
-evenly drawn words estimate the sum worse, which costs a run 1.3 % (docs/results/recipe.md)."""
+"""A token is sampled with probability proportional to (id + FIRST) ** POWER, because a BPE's ids are roughly ordered
+by frequency. Uniform sampling estimates the softmax's denominator worse and costs 1.3 % in bits per byte
+(docs/results/recipe.md)."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
 LOWEST = -1e4
 """Log-probabilities below it count as it."""
 SHOWN = 16
-"""Of so many scored positions one has its KL computed, where that is no part of the gradient."""
+"""Of this many scored positions one has its KL computed, where that is no part of the gradient."""
 SMALLEST = 1e-38
 """Probabilities below it count as it, when they are shown."""
 
@@ -110,11 +110,11 @@ class ComputedTargets(DenseTargets):
 
 
 def _divergence(mine_SV: Tensor, its_SV: Tensor, losses_S: Tensor, targets_S: Tensor) -> float:
-    """Summed KL(q || p), nats, of q - one-hot in ``its_SV`` and p - one-hot in ``mine_SV``, with the cross-entropies of
-    p.
+    """Summed KL(q || p) in nats, with q the teacher's probabilities and p the student's.
 
-    Where one was taken away, little is left of a rounded probability. So p's is that of the loss, and q's what the
-    others leave of 1.
+    ``its_SV`` holds q - one-hot, ``mine_SV`` holds p - one-hot, ``losses_S`` the student's cross-entropies. At a
+    target the subtraction of 1 leaves few bits of a rounded probability. So there log p = -loss, and q = 1 - the sum of
+    its others.
     """
     index_S1 = targets_S[:, None]
     others_SV = its_SV.scatter(1, index_S1, 0.0)

@@ -82,6 +82,6 @@ class NextBag:
 
 
 def joined(batches: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
-    """``count`` batches at a time as one: as many positions as before, each a bag of so many tokens."""
+    """``count`` batches at a time as one: as many positions as before, each a bag of this many tokens."""
     while True:
         yield np.concatenate([next(batches) for _ in range(count)])

@@ -133,7 +133,7 @@ def adamw_step(
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether a kernel may read it as so many values of f32."""
+    """Whether a kernel may read it as this many values of f32."""
     return tensor.dtype == torch.float32 and tensor.is_contiguous()
 
 

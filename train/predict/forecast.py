@@ -21,22 +21,22 @@ from slm.train.predict import records
 from slm.train.predict.law import LossLaw, calibrated, fit
 
 UNDECAYED = 0.045
-"""By what share the loss at the peak learning rate is above that of a run that has decayed by then. An estimate: it was
-not measured."""
+"""Relative excess of the loss at the peak learning rate over that of a run that has decayed by then. This is an
+estimate, not a measurement."""
 LEAST_SHARE = 0.15
-"""Of the run: earlier there is no forecast."""
+"""Share of the run before which there is no forecast."""
 LEAST_POINTS = 8
 POINTS = 24
-"""Groups of neighbouring training records."""
+"""Number of groups that neighbouring training records are averaged into."""
 BYTES_PER_TOKEN = 3.5
-"""Before a validation has measured it."""
+"""Assumed until a validation has measured it."""
 STEEPNESS_SPREAD = 0.5
-"""How far the steepness of another text may be from the books', as a deviation."""
+"""Standard deviation of a text's steepness relative to that of the books."""
 EXPECTED_ERROR = 0.2
-"""Of the way that is left, as a share: how far the law is off there."""
+"""Relative error of the law, as a share of the remaining decrease of the loss."""
 SKIPPED = 0.05
-"""The first share of the curve, in which the weights forget where they began: at random numbers, or at bags of tokens
-(``train.phases``), whose losses are not part of it."""
+"""Share of the curve that the fit ignores at its beginning, where the initial weights still matter. Steps on token bags
+(``train.phases``) are ignored, too."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Outlook:
     """``bits per byte`` (of the validation text) or ``nats per token`` (of the training text, before a validation)."""
 
     def text(self) -> str:
-        """As the progress line has it."""
+        """The text of the progress line."""
         return f"{self.value:.3f} ± {(self.high - self.low) / 2:.3f} {self.unit}"
 
     def record(self) -> dict[str, float]:
-        """The keys that a training record gets."""
+        """The keys added to a training record."""
         name = "forecast_" + self.unit.replace(" ", "_")
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
@@ -80,7 +80,7 @@ def make_forecast(config: RunConfig) -> "Forecast | Planned | None":
 
 
 class Planned:
-    """What was predicted before the run, whose curve says nothing of its end: that of another model begins midway."""
+    """The plan's prediction, for runs where the curve of the first model tells nothing about the end of the second."""
 
     def __init__(self, outlook: Outlook) -> None:
         self._outlook = outlook
@@ -96,9 +96,9 @@ class Planned:
 
 
 class Forecast:
-    """The curve of a run, and the law for its size. ``n_matrix``: parameters of the layers' matrices.
-    ``unique_tokens``: of its text, however often it is read. ``end_share``: what is left of the learning rate at the
-    end. ``closing``: by what the loss is multiplied there, once the last step is done."""
+    """A run's curve combined with the law for its size. ``n_matrix``: parameters of the layers' matrices.
+    ``unique_tokens``: distinct tokens of its text. ``end_share``: the learning rate's share of its peak at the end.
+    ``closing``: factor on the loss after the last step."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class Forecast:
         self._bytes_per_token = BYTES_PER_TOKEN
 
     def training(self, tokens: float, lr_share: float, loss: float) -> None:
-        """A training record: ``loss`` in nats per token, ``lr_share`` of the peak learning rate."""
+        """Add a training record. ``loss``: nats per token; ``lr_share``: share of the peak learning rate."""
         if math.isfinite(loss) and loss > 0:
             self._rewind(self._training, tokens)
             self._training.append((tokens, lr_share, loss))
 
     def validation(self, tokens: float, nats: float | None, bits_per_byte: float | None) -> None:
-        """A validation, at the learning rate of the last training record. None stands for what was not finite."""
+        """Add a validation at the learning rate of the last training record. None: the value was not finite."""
         if bits_per_byte and nats and bits_per_byte > 0 and nats > 0 and self._training:
             self._rewind(self._validations, tokens)
             self._validations.append((tokens, self._training[-1][1], bits_per_byte))
@@ -129,12 +129,12 @@ class Forecast:
 
     @staticmethod
     def _rewind(points: list[tuple[float, float, float]], tokens: float) -> None:
-        """Drop what a run that went back to a checkpoint is about to compute again."""
+        """Drop the records that a run restored from a checkpoint will compute again."""
         while points and points[-1][0] >= tokens:
             points.pop()
 
     def at_end(self, tokens: float) -> Outlook | None:
-        """The loss when ``tokens`` will have been trained on; None while the curve is too short."""
+        """The predicted loss after ``tokens``; None while the curve is too short."""
         if len(self._training) < LEAST_POINTS or self._training[-1][0] < LEAST_SHARE * tokens:
             return None
         curve = self._groups(tokens)
@@ -166,7 +166,8 @@ class Forecast:
         return np.array([group.mean(axis=0) for group in np.array_split(kept, min(POINTS, len(kept)))])
 
     def _fit(self, curve: np.ndarray) -> tuple[float, float, float]:
-        """Steepness, level, and the level's deviation. Later points weigh more: the end is near them."""
+        """Steepness, level, and the level's standard deviation. Later points weigh more, because they are nearer to the
+        end."""
         x, y = np.log(self._expected(curve[:, 0], curve[:, 1])), np.log(curve[:, 2])
         weight = curve[:, 0] / curve[-1, 0]
         x_mean, y_mean = np.average(x, weights=weight), np.average(y, weights=weight)

@@ -22,76 +22,73 @@ import numpy as np
 from slm.train.predict.records import Record
 
 REPEATED_TEXT = 2.0
-"""R* of repeated text: however often a text is repeated, that is worth at most so much new text. Muennighoff et al.
-find 15.4 for large models. With it the law put eight readings of 1 MB at 1.86 bits per byte, and 1.95 came; with 2 it
-is nearer to these runs and to all older records (docs/results/plan.md)."""
+"""R* of repeated text: the most new text, as a multiple of the unique text, that repetitions are worth. Muennighoff et
+al. find 15.4 for large models. With 15.4 the law predicts 1.86 bits per byte after eight epochs of 1 MB, and 1.95 was
+measured. With 2 it is closer to these runs and to all older records (docs/results/plan.md)."""
 REPEATED_SIZE = 5.3
-"""R* of parameters beyond those that the text can fill."""
+"""R* of parameters in excess of those that the text can fill."""
 BYTES_PER_PARAMETER = 40.0
-"""Bytes of text that one parameter needs at the best use of a machine's time: about 10 tokens."""
+"""Bytes of text per parameter at the compute-optimal size, about 10 tokens."""
 VOCABULARY, VOCABULARY_GAIN = 2048, 0.1
-"""A vocabulary's text counts as more by its size in units of the first number, to the power g, on top of the bytes of
-its longer tokens. The first 31 records, each left out in turn, are off by 0.99 % with .1, 1.07 % with 0, 1.21 % with
-.2."""
+"""Text counts (vocabulary / VOCABULARY) ** VOCABULARY_GAIN times, in addition to the longer tokens of a larger
+vocabulary. The leave-one-out error of the first 31 records is 0.99 % with .1, 1.07 % with 0 and 1.21 % with .2."""
 SUPERPOSED_TEXT, MOST_SUPERPOSED = 0.25, 2.5e6
-"""A run that began with bags of four tokens for a tenth of its steps (``train.phases``) counts as more text by
-this share of that of its positions, at most by so many bytes. From docs/lab/recipe-choices.md: 1.8 % fewer bits
-per byte after 2.5M tokens, and .1 % after 7.7M."""
+"""Extra text, as a share of the text at the run's positions and at most in bytes, that a first tenth of bags of four
+tokens is worth (``train.phases``). Measured: 1.8 % fewer bits per byte after 2.5M tokens, .1 % after 7.7M
+(docs/lab/recipe-choices.md)."""
 BIGRAM_TEXT, BIGRAM_AT = 1e7, 1e7
-"""A run whose embedding and head begin as a model of bigrams (``optim.init_bigrams``) counts as much more text as the
-first number, once it has read much more than the second; bytes. From docs/results/recipe.md."""
+"""Extra bytes of text that bigram initialization is worth (``optim.init_bigrams``): BIGRAM_TEXT * n / (n + BIGRAM_AT)
+after n bytes (docs/results/recipe.md)."""
 BIGRAM_VOCABULARY, BIGRAM_GAIN = 8192, 0.3
-"""Bigrams count as more text by the vocabulary's size in units of the first number, to this power: a larger vocabulary
-has more rows that training alone would hardly reach. With .3 the law puts 48,675 ids 0.4 % below 32,768 after 4.9M
-tokens (measured: 0.4 and 0.6 %), with 0 less than 0.2 %. Over the first 31 records it is off by 0.99 % with .3, 0.94 %
-with 0."""
+"""Bigram initialization is worth (vocabulary / BIGRAM_VOCABULARY) ** BIGRAM_GAIN times that text, because a larger
+vocabulary has more rows that training alone rarely reaches. With .3 the law predicts 48,675 tokens 0.4 % below 32,768
+after 4.9M training tokens (measured: 0.4 and 0.6 %), with 0 less than 0.2 %. The error over the first 31 records is
+0.99 % with .3 and 0.94 % with 0."""
 SAMPLED_VOCABULARY, SAMPLED_GAIN = 8192, 0.22
-"""What a run with ``train.sampled_softmax`` and a vocabulary larger than the first number reads counts as more text, by
-this share for each factor of e. From docs/results/recipe.md, where words are drawn by frequency: 1.0 % fewer bits per
-byte after 1.2M tokens and 2.2 % after 4.9M with 48,675 ids. The first 32 records are of runs that drew evenly, and do
-not count so."""
+"""Extra text, as a share per factor of e above SAMPLED_VOCABULARY, that ``train.sampled_softmax`` is worth. Measured
+with 48,675 tokens sampled by frequency: 1.0 % fewer bits per byte after 1.2M training tokens and 2.2 % after 4.9M
+(docs/results/recipe.md). The runs of the first 32 records sampled uniformly and have no such share."""
 DEEP_FROM, DEEP_LR = 4, 0.02
-"""Budgets train the matrices of so many layers or more at this rate, instead of 0.03, where embedding and head begin as
-bigrams."""
+"""Number of layers from which budgets use the lower learning rate DEEP_LR, instead of 0.03, with bigram
+initialization."""
 DEEP_TEXT, DEEP_READINGS = 0.12, (0.5, 1.5)
-"""By what share the text of such a run counts as more: by nothing up to the first number of readings, by all of it from
-the second on. At 0.03 as low a loss took 13 % more text after 1.9 readings, and 2 % more after .6
+"""Extra text, as a share, that the lower rate is worth: none up to the first number of epochs, all of it from the
+second on. A rate of 0.03 needed 13 % more text for the same loss after 1.9 epochs, and 2 % more after .6
 (docs/lab/recipe-choices.md)."""
 TAUGHT, TEACHER_BEHIND = 0.978, 0.3
-"""Bits per byte of a model that learns from the predictions of a teacher of its own kind, too (``distill.born_again``),
-in units of those without, where the teacher has read as often; and how much of the share by which the teacher is worse
-than that is added. Eight runs of 1 to 52 MB have .969 to .987 times what the law says of them without a teacher
-(docs/results/recipe.md)."""
+"""Bits per byte after self-distillation (``distill.born_again``) relative to training without a teacher, where the
+teacher has seen as many epochs, and the share of a weaker teacher's gap that is added. Eight runs on 1 to 52 MB reached
+.969 to .987 times the law's prediction without a teacher (docs/results/recipe.md)."""
 CALIBRATED, CALIBRATED_HEAD = 0.0003, (16_384, 256)
-"""What each reading of the text gives to a head that is calibrated at the end (``train.calibrate_head``), as a share of
-the bits per byte, for a head of so many words and such a width; with its words and the square of its width. Eleven
-models are within .2 points of it (docs/results/plan.md)."""
+"""Share of the bits per byte that calibrating the head (``train.calibrate_head``) removes per epoch, for the vocabulary
+and width of CALIBRATED_HEAD. It grows with vocabulary × width². Eleven models are within .2 percentage points
+(docs/results/plan.md)."""
 CALIBRATED_READINGS, MOST_CALIBRATED = 8.0, 0.011
-"""The most readings, and the most gained, that were measured."""
+"""Most epochs, and the largest share removed, in the measurements."""
 COUNTED_SHARE = 0.5
-"""At most this share of the text whose bigrams were counted."""
+"""Largest extra text of bigram initialization, as a share of the text that was counted."""
 UNIT = 1e6
-"""Parameters and bytes are counted in millions."""
+"""Unit of parameters and bytes in the law: one million."""
 
 PRIOR = {"floor": (1.00, 0.25), "alpha": (0.40, 0.08), "beta": (0.40, 0.08)}
-"""What is known before any run: mean and deviation. The floor (bits per byte) and the exponents are those of larger
-studies; a few small runs alone would leave them open."""
+"""Prior mean and standard deviation of the floor (bits per byte) and the exponents, from larger studies. A few small
+runs alone do not determine them."""
 BEST_USE = (5.0, 50.0, 0.2)
-"""Known, too: a model of so many million parameters is the best use of a machine's time with so many bytes of text for
-each, give or take this in the logarithm of x / y (nanochat's log: 10.5 tokens for each parameter, head included)."""
+"""Prior on the compute-optimal size: millions of parameters, bytes of text per parameter, and the standard deviation of
+log(x / y). From nanochat's log: 10.5 tokens per parameter, head included."""
 NOISE = 0.006
-"""Deviation of a run's result by its seed and the piece of text that scores it, as a share."""
+"""Relative standard deviation of a run's result over seeds and validation texts."""
 STARTS = ((1.0, 0.3, 0.4, 1.2, 0.4), (0.8, 0.5, 0.3, 1.5, 0.3), (1.2, 0.2, 0.5, 1.0, 0.5))
-"""Floor, A, alpha, B and beta from which a fit begins; the best end counts."""
+"""Initial values of floor, A, alpha, B and beta. The fit with the lowest error of all is kept."""
 ITERATIONS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossLaw:
-    """The law's constants, and how far it is off."""
+    """The law's constants and its error."""
 
     floor: float
-    """E: bits per byte that no model gets below."""
+    """E: the irreducible bits per byte."""
     size: float
     """A, bits per byte."""
     alpha: float
@@ -99,14 +96,14 @@ class LossLaw:
     """B, bits per byte."""
     beta: float
     error: float = 0.0
-    """Root mean square of the relative errors of records that were left out of the fit, one at a time."""
+    """Root mean square of the relative leave-one-out errors."""
     span: tuple[float, float, float, float] = (0.0, math.inf, 0.0, math.inf)
-    """The least and the most parameters, the least and the most bytes of the records."""
+    """Least and most parameters, least and most bytes of the records."""
 
     def predict(self, n: float, n_bytes: float, unique: float = math.inf, vocab_size: int = VOCABULARY) -> float:
         """Bits per byte of a model with ``n`` parameters in its layers' matrices that reads ``n_bytes`` of text.
 
-        ``unique``: the bytes that the text has; it is read more than once where that is less.
+        ``unique``: bytes of distinct text. Below ``n_bytes`` the text is read for more than one epoch.
         """
         n, n_bytes = effective(n, n_bytes, unique, vocab_size)
         constants = np.array([self.floor, self.size, self.alpha, self.text, self.beta])
@@ -117,8 +114,8 @@ class LossLaw:
     ) -> tuple[float, float]:
         """Bits per byte between which two runs of three should end.
 
-        ``error`` both ways; for each factor of ten beyond the records, in size or text, twice that in addition, and
-        half of it for each doubling of epochs from four on.
+        The half-width is ``error``, plus twice ``error`` per factor of ten beyond the records in size or text, plus
+        half of it per doubling of the epochs above four.
         """
         value = self.predict(n, n_bytes, unique, vocab_size)
         least_n, most_n, least_d, most_d = self.span
@@ -129,12 +126,12 @@ class LossLaw:
 
 
 def _decades(value: float, least: float, most: float) -> float:
-    """Factors of ten by which ``value`` lies outside of a range."""
+    """Decades by which ``value`` lies outside of a range."""
     return max(0.0, math.log10(value / most) if most < math.inf else 0.0, math.log10(least / value) if least else 0.0)
 
 
 def effective(n: float, n_bytes: float, unique: float, vocab_size: int) -> tuple[float, float]:
-    """Parameters and bytes after what repetition takes away and the vocabulary adds."""
+    """Effective parameters and bytes, after repetition and vocabulary."""
     gain = (vocab_size / VOCABULARY) ** VOCABULARY_GAIN
     if n_bytes <= unique:
         return n, n_bytes * gain
@@ -156,12 +153,11 @@ def text_worth(
     slower: bool = False,
     readings: float = 0.0,
 ) -> float:
-    """What the text of a run counts, bytes; ``n_bytes``: what its positions stand for as tokens.
+    """Effective bytes of a run's text. ``n_bytes``: bytes of the tokens at its positions.
 
-    ``bag``: tokens of each of the first positions (``train.phases``; 1: all hold one). ``counted``: the text
-    whose bigrams were counted for the first weights, bytes. ``vocab_size``: rows that these begin.
-    ``sampled``: whether training computes the logits of some words only (``train.sampled_softmax``). ``slower``:
-    whether the matrices of a deep model learn at ``DEEP_LR``. ``readings``: how often the text is read.
+    ``bag``: tokens per position in the first phase (``train.phases``; 1: no bags). ``counted``: bytes of text counted
+    for bigram initialization. ``vocab_size``: rows that it initializes. ``sampled``: whether the softmax is sampled
+    (``train.sampled_softmax``). ``slower``: whether a deep model's matrices learn at ``DEEP_LR``. ``readings``: epochs.
     """
     gain = (vocab_size / BIGRAM_VOCABULARY) ** BIGRAM_GAIN
     begun = gain * min(BIGRAM_TEXT, COUNTED_SHARE * counted) / (n_bytes + BIGRAM_AT)
@@ -173,27 +169,25 @@ def text_worth(
 
 
 def taught(alone: float, teacher: float) -> float:
-    """Bits per byte of a model whose teacher has ``teacher``, and that would have ``alone`` without one."""
+    """Bits per byte of a student. ``teacher``: the teacher's; ``alone``: the student's without a teacher."""
     return alone * (TAUGHT + TEACHER_BEHIND * max(0.0, teacher / alone - 1))
 
 
 def calibrated(readings: float, *, vocab_size: int, d_model: int) -> float:
-    """Bits per byte of a model whose head is calibrated at its end, in units of those without.
-
-    ``readings``: how often the model reads its text, its teacher's not counted.
-    """
+    """Bits per byte with a calibrated head, relative to those without. ``readings``: the model's epochs, without its
+    teacher's."""
     words, width = CALIBRATED_HEAD
     gain = CALIBRATED * min(readings, CALIBRATED_READINGS) * vocab_size / words * (d_model / width) ** 2
     return 1 - min(MOST_CALIBRATED, gain)
 
 
 def learns_slower(n_layers: int, bigrams: float) -> bool:
-    """Whether budgets train the matrices at ``DEEP_LR``; ``bigrams``: what is counted for embedding and head."""
+    """Whether budgets train the matrices at ``DEEP_LR``. ``bigrams``: pairs counted for initialization."""
     return n_layers >= DEEP_FROM and bigrams > 0
 
 
 def text_read(n_bytes: float, *, bag: int, share: float) -> float:
-    """What a run reads, bytes, where the first ``share`` of its positions hold ``bag`` tokens each."""
+    """Bytes read by a run. The first ``share`` of its positions hold ``bag`` tokens each."""
     return n_bytes * (1 + share * (bag - 1))
 
 

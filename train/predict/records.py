@@ -23,21 +23,21 @@ class Record:
     """One finished run."""
 
     name: str
-    """What it was, in a few words."""
+    """Short description of the run."""
     text: str
-    """The corpus."""
+    """Name of the corpus."""
     n_matrix: int
     """Parameters of the layers' matrices."""
     vocab_size: int
     tokens: int
     """Training tokens."""
     bytes: float
-    """Bytes of text that these tokens stand for."""
+    """Bytes of text of these tokens."""
     unique_bytes: float = math.inf
-    """Bytes of text that there are."""
+    """Bytes of distinct text in the corpus."""
     tokens_per_step: int
     bits_per_byte: float
-    """Of held-out text, in windows of the run's sequence length."""
+    """Bits per byte of held-out text, in windows of the run's sequence length."""
     difficulty: float = 1.0
     """Bits per byte that bz2 leaves of the text, in units of the English books'."""
     source: str = ""

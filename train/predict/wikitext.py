@@ -18,5 +18,5 @@ def can_say(data: DataConfig) -> bool:
 
 
 def word_perplexity(bits_per_byte: float) -> float:
-    """The perplexity per word that so many bits per byte of the test text are."""
+    """The perplexity per word that this many bits per byte of the test text are."""
     return float(2 ** (bits_per_byte * BYTES_PER_WORD))

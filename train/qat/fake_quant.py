@@ -27,20 +27,21 @@ from slm.train.qat.matrix import TURNS, Quantized, compensate
 FILE_TYPES = {"q4_k": "q4_k_m", "q3_k": "q3_k_m"}
 """``train.qat`` -> the type of file, where they differ."""
 ROUNDS = 12
-"""Each matrix is rounded with compensation so often until the end of the run."""
+"""Roundings with compensation of each matrix until the end of the run."""
 SOME_TURNS = 16
-"""Steps from one of its turns to the next, where the run's length in steps is not known."""
+"""Steps between two roundings of a matrix where the run's length in steps is not known."""
 LEAST = 1e-4
-"""Of the mean over a matrix's columns: what a column counts at least, so that no block is without weight."""
+"""Least weight of a column, as a share of the mean over a matrix's columns, so that no block has weight zero."""
 UNQUANTIZED = ".unquantized"
-"""In a checkpoint's optimizer state: the weight of which ``model.safetensors`` holds the quantized values."""
+"""Suffix in a checkpoint's optimizer state: the unquantized weight. ``model.safetensors`` holds its quantized
+values."""
 BLOCKS = ".blocks."
-"""There, too: the blocks that training goes on with; the type follows."""
+"""Suffix of the quantized blocks with which training resumes; the block type's name follows."""
 IMPORTANCE = ".importance"
-"""There, too: by what a matrix's rounding is weighted. Missing in older checkpoints, which go on without."""
+"""Suffix of the weights of a matrix's rounding errors by column. Absent where rounding is unweighted."""
 COMPENSATION = ".compensation"
-"""There, too: int64 [2], which of the following a matrix has, and the steps between its turns. Missing where rounding
-does not make up for errors."""
+"""Suffix of int64 [2]: which of the tensors below a matrix has, and the steps between two of its roundings. Absent
+where rounding does not compensate for errors."""
 FACTOR, ORDER = ".factor", ".order"
 """There, too, by number, each for all matrices that share it: ``factor`` and ``order`` of a ``Compensation``."""
 ROUNDED_ONCE = ("q4_0", "iq4_nl", "q4_k")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from slm.llama.blocks.compensated import Compensation
 
 TURNS = {"iq4_nl": 32, "q4_k": 16, "q5_k": 16, "q6_k": 8, "q3_k": 4, "q4_0": 4}
-"""Types for whose scales llama.cpp searches long: each step quantizes one of so many parts of a matrix anew. The rows
+"""Types for whose scales llama.cpp searches long: each step quantizes one of this many parts of a matrix anew. The rows
 of the other parts keep their blocks."""
 
 
@@ -37,7 +37,7 @@ class Quantized:
     number: int = 0
     """Of the compensation: matrices that share it have their turns together, others at other steps."""
     turns: int = 1
-    """Each step quantizes one of so many parts; with a compensation, one step of so many the whole matrix."""
+    """Each step quantizes one of this many parts; with a compensation, one step of this many the whole matrix."""
 
     def due(self, step: int) -> slice | None:
         """The rows whose turn it is."""

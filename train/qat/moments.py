@@ -23,7 +23,7 @@ FEWEST, MOST = 8, 64
 """Pieces. With 4,096 tokens compensated rounding leaves .52 of the error of the nearest values, with 32,768 .46, with
 131,072 .45 (docs/results/quantization.md)."""
 PART = 16
-"""One of so many tokens that training reads from there on is measured, between these bounds: a token costs about a
+"""One of this many tokens that training reads from there on is measured, between these bounds: a token costs about a
 third of what it costs in training."""
 CHARACTERS_PER_TOKEN = 8
 """Pieces that are cut out for each token, so that a piece hardly ever has too few."""

@@ -10,7 +10,7 @@ SAMPLE_TEMPERATURE = 0.8
 """At which a run's samples are drawn."""
 SAMPLES = "samples.md"
 MAX_STEPS = 200
-"""Samples of at most so many steps are kept. When there are more, every second step is dropped."""
+"""Samples of at most this many steps are kept. When there are more, every second step is dropped."""
 
 _HEADING = re.compile(r"## step (\d+)")
 _ANSWERED = re.compile(r"(> .*\nexpected: .*\n)(given: .*)")

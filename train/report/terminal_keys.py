@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def leave_key() -> Iterator[Callable[[float], bool]]:
-    """A function that waits so many seconds and returns whether one of the keys ``LEAVE`` was pressed or one of
+    """A function that waits this many seconds and returns whether one of the keys ``LEAVE`` was pressed or one of
     ``SIGNALS`` came.
 
     Keys are read as they are pressed and are not shown. At the end the terminal is as before. After SIGTERM and SIGHUP
@@ -70,7 +70,7 @@ def _keys_at_once() -> Iterator[int | None]:
 
 
 def _waited(seconds: float, handle: int | None, wakeup: socket.socket, came: list[int]) -> bool:
-    """Whether to leave, after so many seconds at most."""
+    """Whether to leave, after this many seconds at most."""
     deadline = time.monotonic() + seconds
     while not came and (left := deadline - time.monotonic()) > 0:
         sources = [wakeup.fileno()] if handle is None else [wakeup.fileno(), handle]

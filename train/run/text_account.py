@@ -12,7 +12,7 @@ from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.train.config import RunConfig
 
 SEVERAL = 2.0
-"""From so many times on a text is called read several times."""
+"""From this many times on a text is called read several times."""
 MORE = "raise data.max_epochs, add text, or train fewer steps"
 
 

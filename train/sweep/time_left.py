@@ -39,7 +39,7 @@ class TimeLeft:
         self._ended += 1
 
     def left(self, now: float, flops: float, starts: float) -> float | None:
-        """Seconds for so many FLOPs and so many runs that have yet to begin; None while no speed is known."""
+        """Seconds for this many FLOPs and this many runs that have yet to begin; None while no speed is known."""
         if not self._step_flops:
             return None
         each = self._other_seconds / self._ended if self._ended else 0.0

@@ -35,7 +35,7 @@ COMPARED_BYTES = 1_000_000
 """Text that is encoded for the comparison with GPT-2's tokenizer."""
 GPT2 = "gpt2"
 LANGUAGES = 12
-"""Of a source so many are named."""
+"""Of a source this many are named."""
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
 

@@ -24,13 +24,13 @@ instead of .34 and 6 with steps of one conversation (docs/results/chat.md)."""
 SHARES = 1 / 4
 """The plan names a shared beginning from this share of a conversation on."""
 UPDATES_IN_A_PASS = 150
-"""A step is so small that one pass over the conversations has so many updates, down to the least step."""
+"""A step is so small that one pass over the conversations has this many updates, down to the least step."""
 LEAST_UPDATES = 160
-"""Few conversations are read until they have made so many updates."""
+"""Few conversations are read until they have made this many updates."""
 FEWEST_PASSES, MOST_PASSES = 3, 60
 """Over the conversations, each counted once."""
 WITH_TIME = 2.0
-"""A budget may read them so many times as often, since somebody waits for the better model."""
+"""A budget may read them this many times as often, since somebody waits for the better model."""
 HELD_OUT_FROM = 200
 """Of fewer different conversations none is held out: each may hold a fact that stands nowhere else."""
 HELD_OUT, LEAST_HELD_OUT = 0.02, 20
@@ -38,7 +38,7 @@ HELD_OUT, LEAST_HELD_OUT = 0.02, 20
 LONGEST = 2048
 """Tokens of the longest sequence, unless the model's context is shorter; a longer conversation loses its end."""
 SEVERAL_IN_CONTEXT = 1024
-"""Conversations that do not see each other may share so many tokens, whatever the model's context."""
+"""Conversations that do not see each other may share this many tokens, whatever the model's context."""
 UNKNOWN_TOKENS = 4_096_000
 """Tokens that are read of conversations whose number is not known: the embedded ones, and those of the Hub."""
 WARM_UP = 20
@@ -52,7 +52,7 @@ VALIDATION_SHARE, FEW_VALIDATION_SHARE = 0.1, 0.03
 SCORING = 1 / 3
 """What a token costs in a validation, in units of a training token."""
 STEP_BETA2, STEP_TOKENS = 0.95, 4096
-"""AdamW's second moment: its decay per step in a step of so many tokens; the half-life in tokens is kept."""
+"""AdamW's second moment: its decay per step in a step of this many tokens; the half-life in tokens is kept."""
 MOST_BETA2 = 0.999
 FLOPS, BYTES = 1e11, 1e10
 """What a machine of two cores does in a second, roughly: to guess how many updates fit a budget."""
@@ -190,7 +190,7 @@ def _is_short(found: Findings) -> bool:
 
 
 def _shape(found: Findings, step: int) -> tuple[int, int | None, int, int]:
-    """``seq_len``, ``pack_tokens``, ``micro_batch`` and ``grad_accum`` for steps of so many tokens."""
+    """``seq_len``, ``pack_tokens``, ``micro_batch`` and ``grad_accum`` for steps of this many tokens."""
     limit, processes = longest(found.context), found.processes
     whole = min(limit, _rounded(max(found.lengths, default=SEVERAL_IN_CONTEXT) - 1))
     if found.rows is not None:
@@ -213,7 +213,7 @@ def _blocks(found: Findings, seq_len: int, room: int | None) -> float:
 
 
 def _passes(steps: float, *, timed: bool) -> float:
-    """How often the conversations are read, where one pass makes so many updates."""
+    """How often the conversations are read, where one pass makes this many updates."""
     passes = min(MOST_PASSES, max(FEWEST_PASSES, LEAST_UPDATES / max(1e-9, steps)))
     return passes * (WITH_TIME if timed else 1)
 

@@ -17,7 +17,7 @@ from slm.data.sources.corpus import Reader
 from slm.data.storage import stamps
 
 INSPECTED_BYTES = 64 << 20
-"""Of conversations that are looked at before training; what follows is read as it comes."""
+"""Most bytes of conversations that are inspected before training. The rest is read during training."""
 NAMED_FIELDS = 8
 """The most fields that one line names."""
 

@@ -59,7 +59,7 @@ class PreparedText:
     identity: str
     """Changes with the corpus's content, and not with its place."""
     number: int
-    """Of the source in the corpus."""
+    """Number of the source in the corpus."""
     facts: dict[str, Any] = field(hash=False)
     """What ``slm-corpus.json`` says of the source."""
 

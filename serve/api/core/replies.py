@@ -103,7 +103,7 @@ class ResponseBuilder(ABC):
     ends_in_done: ClassVar[bool] = True
     """Whether a stream that succeeds ends in ``[DONE]``."""
     media_type: ClassVar[str] = "text/event-stream"
-    """Of a stream."""
+    """Media type of a stream."""
     ping: ClassVar[bytes] = b": ping\n\n"
     """What a stream sends while there is nothing to say: a comment, which clients skip."""
     id_prefix: ClassVar[str]
@@ -114,9 +114,9 @@ class ResponseBuilder(ABC):
         self.model, self._n, self._with_logprobs = model, n, with_logprobs
         self._choices = [Choice() for _ in range(n_choices)]
         self.fingerprint = ""
-        """Of the model and of what computes it."""
+        """Hash of the model and of the software that computes it."""
         self.dropped_messages = 0
-        """Of a conversation that is longer than the context."""
+        """Messages dropped from a conversation longer than the context."""
         self.warnings: tuple[str, ...] = ()
         """What the request asked for and does not get."""
 

@@ -611,7 +611,7 @@ class ChatRequest(_GenerationRequest):
         if use is not None and self.ignore_eos:
             raise ApiError(400, "ignore_eos and tools exclude each other.", param="ignore_eos")
         if use is not None and not self.separates_reasoning:
-            # A call that is only thought of would be read as one.
+            # A tool call quoted inside reasoning would be parsed as a real call.
             message = "separate_reasoning=false and tools exclude each other, unless tool_choice is none."
             raise ApiError(400, message, param="separate_reasoning")
         return use

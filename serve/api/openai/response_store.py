@@ -15,7 +15,7 @@ from slm.serve.api.errors import ApiError
 
 MOST_RESPONSES = 1000
 MOST_BYTES = 64 << 20
-"""Of the conversations' text. A conversation counts with each of its responses."""
+"""Most bytes of stored conversations. A conversation counts once for each of its responses."""
 
 
 @dataclass(frozen=True, kw_only=True)

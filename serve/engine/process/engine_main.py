@@ -29,7 +29,7 @@ REPORT_S = 0.25
 _COMMANDS_PART = 0.25
 """Before a step, commands may take so much of the time of the step before, ..."""
 _COMMANDS_S = (0.002, 0.02)
-"""... at least and at most so many seconds: streams wait for them."""
+"""... at least and at most this many seconds: streams wait for them."""
 PROCESS_NAME = "slm-engine"
 """What ``ps`` and ``top`` show."""
 _PR_SET_NAME = 15

@@ -35,9 +35,9 @@ from slm.serve.engine.messages import (
 _USUAL = 65_536
 """Characters of a prompt that is tokenized at once: some milliseconds."""
 _RESTS = 3.0
-"""While sequences run, the second thread rests so many times as long as it has worked, ..."""
+"""While sequences run, the second thread rests this many times as long as it has worked, ..."""
 _LEAST_REST_S, _MOST_REST_S = 0.003, 0.05
-"""... at least and at most so many seconds. A query also costs the server's process a part of a core."""
+"""... at least and at most this many seconds. A query also costs the server's process a part of a core."""
 _NICE = 5
 
 _REPLY, _QUERY, _END = 0, 1, 2

@@ -17,7 +17,7 @@ DRAFT_LENGTHS = (1, 2, 3, 5, 7, 11, 15, 16, 23, 31, 32)
 the newest token, most of these make a multiple of that."""
 
 MIN_GAIN = 1.05
-"""A step with draft tokens must be expected to give so many times the tokens per second of a step without."""
+"""A step with draft tokens must be expected to give this many times the tokens per second of a step without."""
 
 _MIN_RATES = (0.2, 0.5, 0.75)
 """Sequences are chosen together: those whose draft tokens are accepted at least so often."""
@@ -56,7 +56,8 @@ class Acceptance:
         self.misses[i] += 0.01 * (misses - self.misses[i])
 
     def observe(self, match: int, n_drafted: int, n_accepted: int) -> None:
-        """Of ``n_drafted`` draft tokens the first ``n_accepted`` were accepted. Older observations are discounted."""
+        """Record that the first ``n_accepted`` of ``n_drafted`` draft tokens were accepted. Older observations are
+        discounted."""
         i = self._class(match)
         self.hits[i] = 0.8 * self.hits[i] + n_accepted + 0.02
         self.misses[i] = 0.8 * self.misses[i] + (n_accepted < n_drafted) + 0.02

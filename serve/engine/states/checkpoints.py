@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 MOST_BYTES = 256 << 20
-"""Of all states together; then the oldest are dropped."""
+"""Most bytes of all states together. Beyond it the oldest are dropped."""
 
 
 class Checkpoints:
@@ -45,7 +45,7 @@ class Checkpoints:
         return {n: state for (each, n), state in self._states.items() if each == slot}
 
     def drop(self, slot: int, after: int = 0) -> None:
-        """Forgets a slot's states after more than so many tokens."""
+        """Forgets a slot's states after more than this many tokens."""
         for key in [key for key in self._states if key[0] == slot and key[1] > after]:
             self._forget(key)
 

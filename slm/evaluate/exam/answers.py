@@ -75,7 +75,7 @@ class Answers:
         raise NotImplementedError
 
     def continued(self, prompts: Sequence[Ids], most: Sequence[int]) -> list[Reply]:
-        """Replies to prompts that fit together (``groups``), each of at most so many tokens."""
+        """Replies to prompts that fit together (``groups``), each of at most this many tokens."""
         raise NotImplementedError
 
     def scorer(self) -> Any:

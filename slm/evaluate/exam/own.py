@@ -30,7 +30,7 @@ class Wrong:
 
 
 def show_wrong(wrong: Sequence[Wrong], n_shown: int, title: str = "wrong") -> None:
-    """Print the first so many, three lines each."""
+    """Print the first this many, three lines each."""
     for each in wrong[:n_shown]:
         print(f"  {title}: {shortened(each.asked, ASKED_CHARS)}")
         print(f"    expected: {shortened(each.expected, SAID_CHARS)}")
@@ -50,7 +50,7 @@ def too_long_line(name: str, count: int, context: int) -> str:
 
 
 LONGER, MORE_TOKENS, MOST_TOKENS = 1.5, 24, 1024
-"""Most tokens of a reply: so many times those of its expected answer and so many more, up to a limit."""
+"""Most tokens of a reply: this many times those of its expected answer and this many more, up to a limit."""
 
 
 @dataclass

@@ -23,11 +23,12 @@ Score = Literal["exact", "contains", "json", "tools", "likelihood"]
 Message = dict[str, Any]
 
 SHORT_CHARS = 160
-"""An expected answer of at most so many characters is compared word for word; of a longer one the likelihood counts."""
+"""An expected answer of at most this many characters is compared word for word; of a longer one the likelihood
+counts."""
 SHORT_SHARE = 0.8
 """Share of the expected texts that have to be short for all of them to be compared word for word."""
 MOST_BYTES = 64 << 20
-"""Of conversations that are read to draw questions from."""
+"""Most bytes of conversations read to draw questions from."""
 SEED = 62
 
 
@@ -106,7 +107,7 @@ def of_conversation(conversation: dict[str, Any]) -> list[Question]:
 
 
 def collect(documents: Iterable[str], *, most: int | None = None) -> Found:
-    """The questions of conversations (``formats.to_document``), each once. ``most``: stop at so many."""
+    """The questions of conversations (``formats.to_document``), each once. ``most``: stop at this many."""
     found, seen, size = Found(), set[str](), 0
     for document in documents:
         found.conversations += 1
@@ -130,7 +131,7 @@ def collect(documents: Iterable[str], *, most: int | None = None) -> Found:
 
 
 def sample(questions: list[Question], most: int) -> list[Question]:
-    """At most so many of them, in their order: always the same ones."""
+    """At most this many of them, in their order: always the same ones."""
     if len(questions) <= most:
         return questions
     chosen = sorted(random.Random(SEED).sample(range(len(questions)), most))

@@ -15,7 +15,7 @@ from slm.evaluate.exam.own import Wrong, show_wrong, too_long_line
 from slm.evaluate.progress import progress_bar
 
 MOST_TOKENS = 64
-"""Of a reply, where the command does not say it."""
+"""Default for the most tokens of a reply."""
 
 
 def ask(model: Answers, questions: list[ExamQuestion], max_tokens: int, n_shown: int = 0) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 // Products in integers of 8 bits, for AVX512-VNNI and AVX-VNNI: they multiply four of them, and add, twice as fast as
 // pairs of 16 bits.
 //
-// Each row of A, and each column of B, becomes integers by a scale of its own: the largest of the values that one sum goes
-// over is MOST. A layer's values have some seven bits so, as many as bf16. Not for values of which many small ones matter
-// beside a large one, as probabilities do: a word less likely than one in 254 would count for nothing.
+// Each row of A and each column of B has one scale, which maps the largest magnitude in it to MOST. A layer's values keep
+// about seven bits, as many as bf16. Probabilities must not be stored this way: many small ones matter next to a large
+// one, and a token less likely than 1 / 254 would round to zero.
 //
-// The instruction takes its first factor without a sign. A has 128 more than its integers therefore, and a sum begins with
-// what that is too much: -128 times the sum of B's column. A value that is not finite makes its scale NaN, and with it
-// every result.
+// The instruction's first factor is unsigned. A is stored with an offset of 128, and accumulators start at minus the
+// offset's contribution: -128 times the sum of B's column. A non-finite value makes its scale NaN, and every result with
+// it.
 #pragma once
 #include "values.h"
 
@@ -16,7 +16,7 @@ static_assert(W == 8 || W == 16, "these products are written for AVX-VNNI and AV
 constexpr long UNIT = 4;  // values in 32 bits
 constexpr float MOST = 127.0f;
 constexpr int32_t BITS = 0xff, OFFSET = (int32_t)0x80808080;  // 128 more for each of four
-constexpr long STEPS = 8;  // units of a tile between two calls of `ahead`: as many values as with pairs
+constexpr long STEPS = 8;  // units of a tile between two calls of `ahead`: the same number of values as in int16.h
 
 // For each width: W whole numbers as integers of 8 bits, in their order; sum + four x times the four y, which have no sign.
 #if SLM_LANES == 16

@@ -19,7 +19,7 @@ from slm.llama.gguf_check import GGML_TYPES
 PIECE = 1 << 15
 """Weights that a thread takes at a time: with their blocks they fit a core's cache."""
 TERNARY_THRESHOLD = 0.7
-"""Of a block's mean magnitude: smaller weights of a ternary type become 0."""
+"""Share of a block's mean magnitude below which weights of a ternary type become 0."""
 TERNARY = ("tq1_0", "tq2_0")
 
 

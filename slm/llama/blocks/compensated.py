@@ -20,7 +20,8 @@ from slm.llama.blocks.rounding import dequantize_rows, quantize_rows
 from slm.llama.gguf_check import GGML_TYPES
 
 DAMPING = 0.01
-"""Of the mean of H's diagonal, added to the diagonal: the factor exists, and rare inputs move little."""
+"""Share of the mean of H's diagonal that is added to it, so that the factorization exists and rare inputs change
+little."""
 _AT_ONCE = 8
 """Columns whose effect on later blocks is summed up in one matrix product."""
 

@@ -28,7 +28,7 @@ class _Plane:
 
     @property
     def mask(self) -> int:
-        """Of the bits in one code."""
+        """Bit mask of one code."""
         return (1 << (8 // len(self.shifts))) - 1
 
 
@@ -177,7 +177,7 @@ def _q3_k(blocks_NS: np.ndarray) -> tuple[np.ndarray, None]:
 
 
 def _q4_k(blocks_NS: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of q5_k, too: eight scales and eight minima of 6 bits in 12 bytes."""
+    """Eight scales and eight minima of 6 bits in 12 bytes, also for q5_k."""
     first_NP, second_NP, third_NP = (blocks_NS[:, start : start + 4] for start in (4, 8, 12))
     scales_NP = np.concatenate([first_NP & 63, (third_NP & 15) | ((first_NP >> 2) & 48)], axis=1)
     minima_NP = np.concatenate([second_NP & 63, (third_NP >> 4) | ((second_NP >> 2) & 48)], axis=1)

@@ -20,7 +20,7 @@ from slm.llama.gguf_check import GGML_TYPES
 NEED_IMPORTANCE = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
 """Types that llama.cpp does not round to without the importance of the columns (``tensor_requires_imatrix``)."""
 _ROWS_AT_ONCE = 64
-"""Of one thread."""
+"""Rows per thread at once."""
 
 
 def fits(kind: str, width: int) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from slm.model.config import ModelConfig
 
 _FORMAT = 2
-"""Of the kept answers, and of what is measured: a higher number measures again."""
+"""Version of the cached measurements. A higher number measures again."""
 _TRIAL_S = 300
 _MOST_WEIGHTS = 150_000_000
 """A larger model is measured with fewer layers."""

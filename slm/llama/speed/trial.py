@@ -27,7 +27,7 @@ from slm.llama.speed.workload import Workload
 from slm.model.config import ModelConfig
 
 ROUNDS, TURN_S = 9, 0.08
-"""Every type has its turn so often, for about so many seconds: short turns, so that types that are compared were
+"""Every type has its turn so often, for about this many seconds: short turns, so that types that are compared were
 measured at the same time."""
 _FEWEST, _PROBED = 4, 8
 """Tokens of a turn, and of the one that tells how many it should have."""

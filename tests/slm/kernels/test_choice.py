@@ -142,7 +142,7 @@ def test_kernels_that_could_not_be_timed_are_timed_again(monkeypatch, tmp_path, 
 
 
 class Whole:
-    """Kernels whose products of integers are so many times as fast as f32 here."""
+    """Kernels whose products of integers are this many times as fast as f32 here."""
 
     def __init__(self, gain: float) -> None:
         self.gain, self.asked = gain, 0

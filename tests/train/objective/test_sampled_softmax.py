@@ -91,7 +91,7 @@ def test_frequent_words_are_drawn_more_often_and_each_stands_for_what_its_chance
 
 
 def test_words_that_are_certain_stand_for_themselves():
-    """Where so many are drawn that a frequent word's chance would be above 1."""
+    """Where this many are drawn that a frequent word's chance would be above 1."""
     words = draw(torch.tensor([4]), VOCAB, 1000)  # 1,024 is no less than the vocabulary
     assert words is None
     words = draw(torch.tensor([4]), VOCAB, 768)

@@ -82,7 +82,7 @@ def test_only_the_first_process_asks_and_only_about_conversations(tmp_path):
 
 
 class Slow:
-    """Stands for a clock: a group of questions takes so many seconds."""
+    """Stands for a clock: a group of questions takes this many seconds."""
 
     def __init__(self, monkeypatch, seconds: float) -> None:
         self.now, self._seconds = 0.0, seconds

@@ -19,7 +19,7 @@ def tokenizer():
 
 
 def config_of(tmp_path, same, *words):
-    """A run on 80 records of which so many are in the validation file, too."""
+    """A run on 80 records of which this many are in the validation file, too."""
     rows = [json.dumps({"text": story(1, n)[:120]}) + "\n" for n in range(80)]
     (tmp_path / "a.jsonl").write_text("".join(rows))
     (tmp_path / "v.jsonl").write_text("".join(rows[:same]))
