@@ -55,19 +55,24 @@ def model_flags(variant: Variant) -> tuple[str, ...]:
     return (*own, *ROLLED, *CALLS, *(f"-I{model}" for model in models_of(variant)))
 
 
+def runs_here(name: str) -> bool:
+    """Whether a variant's own build is tested, not a model of it."""
+    without = os.environ.get(WITHOUT) and not set(VARIANTS[name].needs) <= set(VARIANTS["avx2"].needs)
+    return VARIANTS[name].unavailable() is None and not without
+
+
 @functools.cache
 def kernels_for_test(name: str) -> Kernels:
     """The kernels of a variant; skips where neither they nor a model of them can run."""
     variant = VARIANTS[name]
     watched = SANITIZERS if os.environ.get(SANITIZE) else ()
-    without = os.environ.get(WITHOUT) and not set(variant.needs) <= set(VARIANTS["avx2"].needs)
-    runs_here = variant.unavailable() is None and not without
-    if runs_here and not watched:
+    here = runs_here(name)
+    if here and not watched:
         return load(name)
-    if not runs_here and VARIANTS["avx2"].unavailable():
+    if not here and VARIANTS["avx2"].unavailable():
         pytest.skip(f"kernels for {variant.title}: {variant.unavailable()}")
     sources, headers = ([FOLDER / each for each in names] for names in (variant.sources, variant.headers))
-    if runs_here:
+    if here:
         # GCC takes ten minutes at -O1 for the sanitizers' checks in inlined tiles.
         flags = (*COMMON_FLAGS, "-O0", *CALLS, *variant.flags)
     else:

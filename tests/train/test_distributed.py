@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import shutil
 import signal
@@ -216,10 +217,9 @@ def test_weights_that_begin_as_bigrams_are_the_same_in_two_processes_and_in_one(
     assert out.count("begin as a model of 4,000 pairs") == 1
     assert "had drifted apart" not in out
     run(one(words("one", ONE, *counted)))
-    run(one(words("random", ONE, *counted, "optim.init_bigrams=0")))
     runs = tmp_path / "runs"
     assert losses(runs / "pair") == pytest.approx(losses(runs / "one"), rel=1e-4)
-    assert losses(runs / "pair")[0] < 0.9 * losses(runs / "random")[0]
+    assert losses(runs / "pair")[0] < 0.9 * math.log(300)  # what a model that knows nothing loses
 
 
 def test_another_number_of_processes_is_refused_or_says_what_is_lost(pair, words, tmp_path):

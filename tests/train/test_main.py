@@ -8,13 +8,12 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
 from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.config import TrainConfig
-from tests.helpers.small_run import SAMPLES, SmallRun
+from tests.helpers.small_run import SAMPLES, SmallRun, last_step
 
 
 def losses(root) -> dict[int, float]:
@@ -22,21 +21,12 @@ def losses(root) -> dict[int, float]:
     return {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
-def same_state(a, b) -> None:
-    """Weights, moments and random state of two checkpoints are equal to the bit."""
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        left, right = load_file(a / name), load_file(b / name)
-        assert left.keys() == right.keys()
-        for key in left:
-            assert torch.equal(left[key], right[key]), key
-
-
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
     """A run of 12 steps, never interrupted, that tests only read; and what it printed."""
     folder = tmp_path_factory.mktemp("finished")
     options = (f"data.files=[{corpus}]", "name=whole", "train.max_steps=12", "train.eval_every=6")
-    options += (SAMPLES,)
+    options += ("train.checkpoint_every=6", SAMPLES)
     run = SmallRun(folder, *options).finish()
     return run.root, run.out
 
@@ -50,7 +40,7 @@ def copied(finished, tmp_path):
 
 def test_a_run_leaves_everything_a_person_needs(finished):
     root, out = finished
-    (last,) = list_checkpoints(root)
+    _, last = list_checkpoints(root)
     assert last.name == "step-00000012"
     verify(last)
     for name in ("config.yaml", "metrics.jsonl", "samples.md", "validation.txt", "calibration.txt"):
@@ -101,7 +91,7 @@ def test_transformers_loads_the_checkpoint_and_its_tokenizer(finished):
     from slm.data.tokenizers.make import load_tokenizer
     from slm.model.checkpoint import load_model
 
-    (last,) = list_checkpoints(finished[0])
+    last = list_checkpoints(finished[0])[-1]
     tokenizer, text = AutoTokenizer.from_pretrained(last), "the cat sat on a red hill.\n\n  Then 42 dogs"
     ids = tokenizer.encode(text)
     assert ids == load_tokenizer(last).encode(text)
@@ -111,62 +101,51 @@ def test_transformers_loads_the_checkpoint_and_its_tokenizer(finished):
         assert (theirs(tokens).logits - load_model(last)(tokens)).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(workers, command, train, tmp_path):
-    common = ("train.max_steps=12", "train.checkpoint_every=5", f"train.workers={workers}", "train.grad_accum=2")
-    assert train(command("name=whole", *common))[0] == 0
-    # As if the machine had failed after step 9: only the checkpoint of step 5 is there.
-    parts, whole = tmp_path / "runs" / "parts", tmp_path / "runs" / "whole"
-    shutil.copytree(whole, parts, symlinks=True)
-    for step in (10, 12):
-        folder = parts / "checkpoints" / f"step-{step:08d}"
-        folder.rename(parts / f"gone-{step}")
-    code, out, err = train(command("name=parts", *common))
-    assert code == 0, err
-    assert "resuming" in out
-    assert "step-00000005" in out
-    assert losses(parts) == losses(whole)
-    same_state(parts / "checkpoints" / "step-00000012", whole / "checkpoints" / "step-00000012")
-
-
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_finishes_the_step_saves_and_the_run_goes_on(number, expected, command, launch, train, tmp_path):
+def test_a_signal_finishes_the_step_saves_and_the_run_goes_on(command, launch, train, tmp_path):
+    """Three of them stop one run, which goes on each time."""
     arguments = command("name=stopped", "train.max_steps=500", "train.eval_every=500")
     root = tmp_path / "runs" / "stopped"
-    process = launch(arguments)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not ((root / "metrics.jsonl").exists() and len(losses(root)) > 5):
-        time.sleep(0.1)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == expected, err
-    assert "stopped at step" in out
-    assert "Traceback" not in err
-    (checkpoint,) = list_checkpoints(root)
-    verify(checkpoint)
-    step = int(checkpoint.name[5:])
-    before = losses(root)
-    assert max(before) == step
+    before: dict[int, float] = {}
+    resumes = ""  # what the next start says
+    for number, expected in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)):
+        process = launch(arguments)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and last_step(root) <= len(before) + 5:
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == expected, err
+        assert "stopped at step" in out
+        assert "Traceback" not in err
+        saved = list_checkpoints(root)
+        assert resumes in out
+        assert before or len(saved) == 1
+        checkpoint = saved[-1]
+        resumes = f"resuming {root} from {checkpoint.name}"
+        verify(checkpoint)
+        step = int(checkpoint.name[5:])
+        found = losses(root)
+        assert sorted(found) == list(range(1, step + 1))
+        assert {key: value for key, value in found.items() if key in before} == before
+        before = found
     code, out, err = train([*arguments, f"train.max_steps={step + 3}"])
     assert code == 0, err
-    assert f"resuming {root} from {checkpoint.name}" in out
+    assert resumes in out
     after = losses(root)
     assert sorted(after) == list(range(1, step + 4))
     assert {key: value for key, value in after.items() if key <= step} == before
     assert abs(after[step + 1] - before[step]) < 0.5
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(command, train, tmp_path):
-    common = ("name=damaged", "train.max_steps=6", "train.checkpoint_every=3")
-    assert train(command(*common))[0] == 0
-    weights = tmp_path / "runs" / "damaged" / "checkpoints" / "step-00000006" / "model.safetensors"
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(copied, command, train):
+    weights = copied / "checkpoints" / "step-00000012" / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
-    code, out, err = train(command(*common))
+    code, out, err = train(command("name=whole", "train.max_steps=12", "train.eval_every=6"))
     assert code == 0, err
     assert "does not match its SHA-256" in out
-    assert "step-00000003" in out
+    assert "step-00000006" in out
 
 
 def test_a_finished_run_says_so_and_never_loses_files(copied, command, train):
@@ -213,11 +192,10 @@ def test_time_bounds_a_run_and_its_schedule(command, train, tmp_path):
     assert rates[-1] < 0.3 * max(rates)
 
 
-def test_training_goes_on_from_a_downloaded_model(command, train, tmp_path):
+def test_training_goes_on_from_a_downloaded_model(copied, command, train, tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    assert train(command("name=teacher", "train.max_steps=2"))[0] == 0
-    tokenizer = tmp_path / "runs" / "teacher" / "tokenizer"
+    tokenizer = copied / "tokenizer"
     config = LlamaConfig(
         vocab_size=320,
         hidden_size=96,

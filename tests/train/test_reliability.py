@@ -43,17 +43,17 @@ def one_line(run: SmallRun, *said: str) -> None:
 # Signals.
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_during_validation_saves_the_step_and_validates_later(number, code, tmp_path):
+def test_a_signal_during_validation_saves_the_step_and_validates_later(tmp_path):
+    """SIGTERM; the test below sends SIGINT."""
     text = write_corpus(tmp_path / "much.jsonl", 3000)
     common = (f"data.files=[{text}]", "data.val_fraction=0.5", "train.eval_every=4", "train.max_steps=8")
     long = ("train.eval_blocks=100000", "train.micro_batch=1")  # seconds of validation
     run = SmallRun(tmp_path, *common, *long)
     run.wait_for_step(4)
     time.sleep(0.3)
-    run.send_signal(number)
+    run.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    assert run.wait() == code, run.out + run.err
+    assert run.wait() == 143, run.out + run.err
     assert time.monotonic() - began < 60
     assert "stopped at step 4" in run.out
     assert not [record for record in records(run.root) if "val_loss" in record]
@@ -86,7 +86,7 @@ def test_a_run_stopped_in_its_last_validation_is_validated_by_the_next_start(tmp
 def test_a_signal_while_the_first_step_compiles_ends_the_run_at_once(number, options, tmp_path):
     """To the whole group of processes, as a terminal sends Ctrl-C: the compiler dies of it, too."""
     prepare = functools.partial(train_faults.set_environment, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cold")})
-    run = SmallRun(tmp_path, *options, "train.kernels=false", "model.n_layers=4", prepare=prepare, session=True)
+    run = SmallRun(tmp_path, *options, "train.kernels=false", prepare=prepare, session=True)
     run.wait_for(lambda: any((tmp_path / "cold").rglob("*.cpp")), timeout=180)
     assert losses(run.root) == {}
     os.killpg(run.pid, number)
@@ -268,10 +268,10 @@ RUN = 100
 """Steps of a run that meets them."""
 
 
-@pytest.mark.parametrize("optim", [("optim=adamw", "optim.lr=3e-3"), ("optim=muon",)])
-def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(optim, odd_corpus, tmp_path):
+def test_a_jump_of_the_loss_goes_back_and_on_with_the_data_after_it(odd_corpus, tmp_path):
+    """With Muon, which leaves tables and gains to AdamW; the test below has AdamW alone."""
     # In the text's order, so that a step's sequences are all odd.
-    common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "data.shuffle_buffer=0", *optim)
+    common = (f"data.files=[{odd_corpus}]", "data.val_fraction=0.02", "data.shuffle_buffer=0", "optim=muon")
     common += (f"train.max_steps={RUN}", "train.checkpoint_every=20", "train.spike_factor=1.5", "train.keep_last=100")
     seen = tmp_path / "batches"
     whole = SmallRun(

@@ -144,11 +144,17 @@ def curve(environment: Environment, seed: int, rounded: bool = False) -> np.ndar
 
 
 @functools.cache
-def references(seed: int, precision: str) -> tuple[np.ndarray, np.ndarray]:
-    """The curve of plain f32, and one that is as far from it as rounding takes it."""
+def plain_curve(seed: int) -> np.ndarray:
+    """That of plain f32."""
+    return curve(PLAIN, seed)
+
+
+@functools.cache
+def noise_of(seed: int, precision: str) -> np.ndarray:
+    """How far rounding takes a curve from that of plain f32."""
     # A curve in bf16 takes minutes on a processor without it. First weights rounded to bf16 once are a smaller noise.
     noisy = curve(replace(PLAIN, precision="bf16"), seed) if precision == "bf16" else curve(PLAIN, seed, rounded=True)
-    return curve(PLAIN, seed), noisy
+    return np.abs(noisy - plain_curve(seed))
 
 
 @pytest.mark.slow
@@ -160,14 +166,15 @@ def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, varia
     torch.set_num_threads(1)  # threads that wait for each other on a busy machine take most of the time here
     request.addfinalizer(lambda: torch.set_num_threads(before))
     precision = VARIANTS[variant].precision
-    ours, noise = [], []
-    for seed in (4, 1) if precision == "bf16" else (4,):
-        plain, noisy = references(seed, precision)
+    ours, seeds = [], (4, 1) if precision == "bf16" else (4,)
+    for seed in seeds:
+        plain = plain_curve(seed)
         assert plain[-20:].mean() < plain[0] - 2.5
         ours.append(np.abs(curve(replace(PLAIN, precision=precision, kernels=kernels), seed) - plain))
-        noise.append(np.abs(noisy - plain))
     # Eight bits round as coarsely as bf16, whose own curve would take minutes here; .049 and .003 were seen.
     most, mean = (0.1, 0.01) if VARIANTS[variant].bits == 8 else (0.02, 0.003)
+    if np.max(ours) < most and np.mean(ours) < mean:
+        return  # whatever the noise is, which takes as long again
+    noise = [noise_of(seed, precision) for seed in seeds]
     assert np.max(ours) < max(most, 2 * np.max(noise))
     assert np.mean(ours) < max(mean, 1.5 * np.mean(noise))
-    print(f"mean distance to f32: kernels {np.mean(ours):.5f}, noise {np.mean(noise):.5f}")

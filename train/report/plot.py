@@ -34,8 +34,11 @@ def plot_losses(records: list[dict[str, Any]], path: Path, title: str, unit: str
         left.plot([v[0] for v in val], [v[1] for v in val], "o-", color="#d94801", markersize=3, label="validation")
         right.plot([v[0] for v in val], [v[2] for v in val], "o-", color="#d94801", markersize=3)
         right.annotate(f"{val[-1][2]:.3f}", (val[-1][0], val[-1][2]), (0, 8), textcoords="offset points", ha="right")
-    left.set(xlabel="training tokens (millions)", ylabel=f"loss ({unit})", title=title)
-    right.set(xlabel="training tokens (millions)", ylabel="validation (bits per byte)", title="held-out text")
+    left.set(xlabel="training tokens (millions)", ylabel=f"loss ({unit})")
+    right.set(xlabel="training tokens (millions)", ylabel="validation (bits per byte)")
+    # Without a height matplotlib lays out every label once more, to see whether one is in a title's way.
+    left.set_title(title, y=1.0)
+    right.set_title("held-out text", y=1.0)
     # A loss falls fast, then slowly for a long time: a logarithmic axis shows both.
     left.set_yscale("log")
     left.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 6, 8)))

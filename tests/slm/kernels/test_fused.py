@@ -1,8 +1,9 @@
 """The training kernels compute what the model computes: losses, every gradient, masks, recomputation, hooks."""
 
 import hashlib
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from slm.kernels.head import HEAD_ROWS
 from slm.kernels.native import VARIANTS, Kernels
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
-from tests.helpers.kernels import NAMES, kernels_for_test
+from tests.helpers.kernels import NAMES, kernels_for_test, runs_here
 
 SHAPES = {
     # As wide as it takes for gate and up to be packed in two groups of panels.
@@ -52,6 +53,14 @@ SHAPES = {
 
 ALIKE = ("smollm3", "granite", "exaone4", "olmo2")
 """Shapes that call the same kernels as the others, in another order or with other factors."""
+
+
+def grid(names: str, all_: Sequence[tuple], once: Sequence[tuple]) -> pytest.MarkDecorator:
+    """Every combination with the kernels that run here; with a model of others', those that meet each kernel and each
+    end of its blocks once. Python's part is the same for all of them."""
+    assert set(once) <= set(all_)
+    found = [(kernels, *each) for kernels in NAMES for each in (all_ if runs_here(kernels) else once)]
+    return pytest.mark.parametrize(("kernels", *names.split()), found, indirect=["kernels"])
 
 
 @pytest.fixture(params=NAMES)
@@ -145,9 +154,18 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
 
 
 # Longer than the blocks of queries (96), losses (192) and keys (128); the widest model only up to their ends.
-@pytest.mark.parametrize(
-    ("shape", "length"),
+@grid(
+    "shape length",
     [(s, n) for s in SHAPES for n in ((33,) if s in ALIKE else (1, 33, 96, 257)) if (s, n) != ("llama", 257)],
+    [
+        *(("grouped", n) for n in (1, 33, 96, 257)),  # every end of a block
+        ("llama", 96),  # two groups of panels
+        ("qk-norm", 33),  # norms of heads, untied embeddings, one head of keys for all
+        ("wide heads", 257),  # the largest head over the ends of blocks
+        ("biases", 33),  # their gradients
+        ("gemma3", 257),  # windows that begin within a block, GELU, norms behind
+        ("lfm2", 33),  # short convolutions
+    ],
 )
 def test_loss_and_gradients_are_the_models(shape, length, kernels):
     model = new_model(**SHAPES[shape])
@@ -155,9 +173,11 @@ def test_loss_and_gradients_are_the_models(shape, length, kernels):
     check(model, Fused(model, kernels), *batch(rows, length))
 
 
-@pytest.mark.parametrize("recompute", ["none", "mlp", "layer"])
-@pytest.mark.parametrize("keep_packed", [True, False])
-@pytest.mark.parametrize("shape", ["qk-norm", "gemma3", "lfm2", "olmo2"])
+@grid(
+    "shape keep_packed recompute",
+    list(itertools.product(("qk-norm", "gemma3", "lfm2", "olmo2"), (True, False), ("none", "mlp", "layer"))),
+    [("qk-norm", False, "none"), ("gemma3", True, "mlp"), ("lfm2", False, "layer"), ("olmo2", False, "mlp")],
+)
 def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 65)
@@ -189,7 +209,7 @@ def test_the_head_works_in_chunks_and_skips_what_is_not_scored(kernels):
     check(model, Fused(model, kernels), *batch(2, HEAD_ROWS // 2 + 50, ignored=True))
 
 
-@pytest.mark.parametrize("shape", ["grouped", "gemma3", "lfm2"])
+@grid("shape", [("grouped",), ("gemma3",), ("lfm2",)], [("gemma3",), ("lfm2",)])  # Gemma's has layers without a window
 def test_documents_do_not_see_each_other(shape, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(2, 200)
@@ -240,7 +260,7 @@ def test_gradients_that_lie_together_and_apart(changed, kernels):
         torch.testing.assert_close(layer.weight.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", ["grouped", "biases", "lfm2"])
+@grid("shape", [("grouped",), ("biases",), ("lfm2",)], [("biases",), ("lfm2",)])
 def test_threads_do_not_change_a_bit(shape, kernels):
     model = new_model(**SHAPES[shape])
     ids, targets = batch(3, 100)
@@ -284,7 +304,7 @@ def test_a_weight_that_is_no_number_makes_the_loss_no_number(name, kernels):
     assert math.isnan(fused.loss_and_gradients(ids, targets))
 
 
-@pytest.mark.parametrize("shape", ["qk-norm", "biases", "gemma3", "lfm2"])
+@grid("shape", [("qk-norm",), ("biases",), ("gemma3",), ("lfm2",)], [("lfm2",)])
 def test_hooks_hear_of_every_parameter_once(shape, kernels):
     model = new_model(**SHAPES[shape])
     heard = []

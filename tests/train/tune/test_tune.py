@@ -80,12 +80,22 @@ def losses(root: Path) -> dict[int, float]:
     return {each["step"]: each["loss"] for each in records if "loss" in each}
 
 
-def test_a_run_is_tuned_on_a_file_of_conversations(base, chats, tmp_path):
-    code, out, err = tune(tmp_path, base, "data=chat", f"data.files=[{chats}]", "train.max_steps=12", "name=mine")
+MINE = ("data=chat", "train.max_steps=12", "train.checkpoint_every=5", "train.keep_last=9", "name=mine")
+
+
+@pytest.fixture(scope="module")
+def mine(base, chats, tmp_path_factory) -> tuple[Path, str]:
+    """The base, tuned on a file of conversations, and what that printed."""
+    folder = tmp_path_factory.mktemp("mine")
+    code, out, err = tune(folder, base, f"data.files=[{chats}]", *MINE)
     assert code == 0, err
+    return folder / "runs" / "mine", out
+
+
+def test_a_run_is_tuned_on_a_file_of_conversations(base, mine):
+    root, out = mine
     assert "conversations: 200 Alpaca instructions; left out 1 bad record, the first:" in out
     assert "optim.lr=0.0016" in out
-    root = tmp_path / "runs" / "mine"
     saved = yaml.safe_load((root / "config.yaml").read_text())
     assert saved["optim"]["grad_clip"] == 0.75  # the base's optimizer
     assert saved["model"]["n_layers"] == 1
@@ -102,18 +112,16 @@ def test_a_run_is_tuned_on_a_file_of_conversations(base, chats, tmp_path):
     assert "<|im_start|>" not in (root / "validation.txt").read_text()
 
 
-def test_it_goes_on_where_it_was_stopped_to_the_bit(base, chats, tmp_path):
-    words = ("data=chat", f"data.files=[{chats}]", "train.max_steps=8", "train.checkpoint_every=3", "train.keep_last=9")
-    assert tune(tmp_path, base, *words, "name=whole")[0] == 0
-    whole, parts = tmp_path / "runs" / "whole", tmp_path / "runs" / "parts"
+def test_it_goes_on_where_it_was_stopped_to_the_bit(base, chats, mine, tmp_path):
+    whole, parts = mine[0], tmp_path / "runs" / "mine"
     shutil.copytree(whole, parts)
-    for step in (6, 8):
+    for step in (10, 12):
         shutil.rmtree(parts / "checkpoints" / f"step-{step:08d}")
-    code, out, err = tune(tmp_path, base, *words, "name=parts")
+    code, out, err = tune(tmp_path, base, f"data.files=[{chats}]", *MINE)
     assert code == 0, err
-    assert "step-00000003" in out
+    assert "step-00000005" in out
     for name in ("model.safetensors", "optimizer.safetensors"):
-        one, two = (load_file(root / "checkpoints" / "step-00000008" / name) for root in (whole, parts))
+        one, two = (load_file(root / "checkpoints" / "step-00000012" / name) for root in (whole, parts))
         assert one.keys() == two.keys()
         assert all(torch.equal(one[key], two[key]) for key in one)
 
