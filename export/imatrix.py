@@ -88,9 +88,12 @@ class Begun:
     inputs: np.ndarray
     """Token ids [B, T] of these windows."""
 
-    def begins(self, windows_BT: np.ndarray) -> bool:
-        """Whether these windows are the first ones of ``windows_BT``."""
-        return np.array_equal(windows_BT[: len(self.inputs)], self.inputs)
+    def left(self, windows_BT: np.ndarray) -> np.ndarray | None:
+        """``windows_BT`` without these windows; None unless each of these is among them once."""
+        if windows_BT.shape[1] != self.inputs.shape[1]:
+            return None
+        done = (windows_BT[:, None] == self.inputs[None]).all(axis=2)
+        return windows_BT[~done.any(axis=1)] if done.sum() == len(self.inputs) == done.any(axis=1).sum() else None
 
 
 def collect(
@@ -106,10 +109,12 @@ def collect(
     """Run ``windows`` (int32 [n, T] token ids) through the model and sum squares of every matrix's input.
 
     ``output`` adds the output projection. ``progress`` is called with the number of windows done since
-    its last call. ``kernels``: in f32, to compute with instead of PyTorch. ``begun``: the first windows, which
-    another pass has seen. UserError where an activation is not finite.
+    its last call. ``kernels``: in f32, to compute with instead of PyTorch. ``begun``: windows that
+    another pass has seen, each once among ``windows``. UserError where an activation is not finite.
     """
-    left = windows[len(begun.inputs) :] if begun else windows
+    left = windows if begun is None else begun.left(windows)
+    if left is None:
+        raise ValueError("the windows of the other pass are not among these")
     squares = begun.squares if begun else None
     found = column_squares(model, left, output=output, progress=progress, kernels=kernels, begun=squares)
     # With tied embeddings the head is called token_embd; llama.cpp looks the name up as it is.

@@ -114,7 +114,8 @@ class Proof:
         self.ids = [encode(each) for each in self.strings]
         ids = checkpoint.tokenize(text[: 8 * n_ctx * chunks * 4])
         n_ctx = min(n_ctx, checkpoint.max_context, max((len(ids) + (checkpoint.bos is not None)) // 2, 4))
-        self.stream, plan = chunked_plan(checkpoint, ids, n_ctx, chunks)
+        self.stream, plan = chunked_plan(checkpoint, ids, n_ctx)
+        plan = plan[:: max(1, len(plan) // chunks)][:chunks]  # from all over the text: one passage may be an easy one
         self.n_ctx = n_ctx
         self.windows = [replace(each, first=0, last=each.stop - each.start - 1) for each in plan]
         """All predictions of them are compared. The perplexity is llama.cpp's, of their second halves."""

@@ -173,11 +173,11 @@ def importance_matrix(
 def measure_importance(
     source: Source, text: Text, options: CalibrationConfig, log: Callable[[str], None], begun: Begun | None = None
 ) -> ImportanceMatrix:
-    """The importance matrix over at most ``options.chunks`` windows of the text. ``begun``: counted already, where they
-    are the first of them."""
+    """The importance matrix over at most ``options.chunks`` windows of the text. ``begun``: counted already, if each
+    of its windows is among them once."""
     windows, stream = calibration_windows(source, text, options)
     windows_BT = np.stack([window.inputs(stream) for window in windows])
-    begun = begun if begun and begun.begins(windows_BT) else None
+    begun = begun if begun and begun.left(windows_BT) is not None else None
     n_left = len(windows) - (len(begun.inputs) if begun else 0)
     kernels = quick_kernels(source.model, n_left * windows_BT.shape[1])
     by = f"{VARIANTS[kernels.name].title} kernels" if kernels else "PyTorch"
