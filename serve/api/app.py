@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -37,6 +38,15 @@ _OF_THIS_MACHINE = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?"
 """The origins that ``localhost`` in ``serve.cors_origins`` stands for."""
 
 
+class _Cors(CORSMiddleware):
+    """A preflight that is not allowed is answered without permission, so that the browser refuses the request itself
+    and names the reason, as it does with llama-server. Starlette's status of 400 reads as a fault of the server."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        return response if response.status_code == 200 else Response(headers={"vary": "Origin"})
+
+
 def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> AccessLog:
     """The application over a started pool of models.
 
@@ -47,7 +57,7 @@ def make_app(pool: Pool, options: ServerOptions, *, keys: Sequence[Key]) -> Acce
     if options.cors_origins:
         middleware.append(
             Middleware(
-                CORSMiddleware,
+                _Cors,
                 allow_origins=options.cors_origins,
                 allow_origin_regex=_OF_THIS_MACHINE if "localhost" in options.cors_origins else None,
                 allow_methods=["GET", "POST", "DELETE", "OPTIONS"],

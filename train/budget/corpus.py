@@ -3,7 +3,6 @@
 Tested in tests/train/budget/test_corpus.py.
 """
 
-import bz2
 import json
 import math
 import os
@@ -20,6 +19,7 @@ from slm.data.sources.documents import open_corpus, sample_documents
 from slm.data.sources.plan import Plan, plan_sources
 from slm.data.tokenizers import train_bpe
 from slm.train.budget.shapes import VOCABULARIES
+from slm.train.predict import ngram
 
 READ_BYTES = 12_000_000
 """Most bytes of text that are read from one source."""
@@ -32,13 +32,11 @@ BYTES_PER_MERGE = 250
 LONGER = 0.06
 """Bytes per token grow with the vocabulary's size to this power, assumed where the sample has too few merges to measure
 it (books: 4.16 bytes with 16,384 tokens, 4.39 with 32,768, 4.47 with 48,675)."""
-BOOKS_BITS = 2.37
-"""Bits per byte of bz2 on the English books of the law's records."""
 
 
 @dataclass(frozen=True)
 class CorpusSize:
-    """Size and compressibility of a run's text."""
+    """Size and predictability of a run's text."""
 
     bytes: float
     """Bytes of training text in UTF-8, without held-out text and filtered documents; infinite for endless sources."""
@@ -46,13 +44,8 @@ class CorpusSize:
     """Whether all of the text was read, not a sample."""
     bytes_per_token: dict[int, float]
     """Bytes per token by vocabulary size, for the sizes that the text is large enough for."""
-    bits_bz2: float
-    """Bits per byte that bz2 leaves of the sample: how much the text repeats itself."""
-
-    @property
-    def difficulty(self) -> float:
-        """How hard the text is to predict, as far as a general compressor can tell: 1 for the law's own books."""
-        return self.bits_bz2 / BOOKS_BITS
+    difficulty: float
+    """Bits per byte of an n-gram model on the text, relative to the law's English books (``ngram.difficulty``)."""
 
 
 def count(data: DataConfig, seed: int, vocabularies: Sequence[int] = VOCABULARIES) -> CorpusSize:
@@ -62,13 +55,7 @@ def count(data: DataConfig, seed: int, vocabularies: Sequence[int] = VOCABULARIE
         size, whole = _size(plan)
         total, exact = total + size, exact and whole
     sample = "\n\n".join(sample_documents(data, "train", SAMPLE_BYTES, seed, SAMPLE_BYTES // 8))
-    return CorpusSize(total, exact, bytes_per_token(sample, vocabularies, total), bits_of(sample))
-
-
-def bits_of(text: str) -> float:
-    """Bits per byte that bz2 leaves of ``text``."""
-    content = text.encode("utf-8", "replace")
-    return 8 * len(bz2.compress(content)) / max(1, len(content))
+    return CorpusSize(total, exact, bytes_per_token(sample, vocabularies, total), ngram.difficulty(sample))
 
 
 def _size(plan: Plan) -> tuple[float, bool]:

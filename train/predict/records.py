@@ -39,7 +39,7 @@ class Record:
     bits_per_byte: float
     """Bits per byte of held-out text, in windows of the run's sequence length."""
     difficulty: float = 1.0
-    """Bits per byte that bz2 leaves of the text, in units of the English books'."""
+    """Bits per byte of an n-gram model on the text, relative to the English books (``ngram.difficulty``)."""
     source: str = ""
     """Machine and day."""
 

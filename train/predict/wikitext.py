@@ -6,8 +6,8 @@ text, or another run on WikiText, is for ``slm eval`` to measure.
 
 from slm.data.config import DataConfig
 
-DIFFICULTY = 2.21 / 2.37
-"""What bz2 leaves of WikiText-103's raw test text, in units of the law's books (``CorpusSize.difficulty``)."""
+DIFFICULTY = 1.02
+"""``ngram.difficulty`` of WikiText-103's raw test text."""
 BYTES_PER_WORD = 1_290_590 / 241_211
 """Of that text: UTF-8 bytes over words between blanks."""
 

@@ -74,7 +74,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
         "menu": [entry(each, basis) for each in sizes],
         "costs": money.record(),
         "curve": [_at(seconds_of(each, "plan.times"), basis) for each in options.times],
-        "corpus": asdict(basis.corpus) | {"difficulty": basis.corpus.difficulty},
+        "corpus": asdict(basis.corpus),
         "law": asdict(basis.law),
         "machine": asdict(basis.machine),
         "plot": options.plot or None,

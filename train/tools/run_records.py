@@ -12,10 +12,9 @@ from slm.data.errors import UserError
 from slm.machine.record import cpu_name
 from slm.model.config import ModelConfig
 from slm.runs import VALIDATION
-from slm.train.budget.corpus import BOOKS_BITS, bits_of
 from slm.train.config import HEAD_DIM
 from slm.train.phases import Phase, bag_of
-from slm.train.predict import records
+from slm.train.predict import ngram, records
 from slm.train.predict.law import DEEP_LR, calibrated, learns_slower, text_read, text_worth
 from slm.train.predict.records import Record
 from slm.train.report.run_record import RunRecord, find_run
@@ -89,6 +88,6 @@ def record_of(root: Path) -> Record:
         unique_bytes=worth / epochs if epochs else math.inf,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=bits_per_byte,
-        difficulty=bits_of(text) / BOOKS_BITS if text else 1.0,
+        difficulty=ngram.difficulty(text) if text else 1.0,
         source=cpu_name(),
     )

@@ -6,14 +6,14 @@ import pytest
 
 from slm.data.config import DataConfig
 from slm.data.sources import wikitext as text_of
-from slm.train.budget.corpus import BOOKS_BITS, bits_of
+from slm.train.predict import ngram
 from slm.train.predict.wikitext import BYTES_PER_WORD, DIFFICULTY, can_say, word_perplexity
 
 
 def test_the_constants_are_those_of_the_text(shared_data):
     text = text_of.load(shared_data / "wikitext" / "wiki.test.raw")
     assert pytest.approx(len(text.encode()) / len(text.split()), rel=1e-3) == BYTES_PER_WORD
-    assert pytest.approx(bits_of(text) / BOOKS_BITS, rel=1e-2) == DIFFICULTY
+    assert pytest.approx(ngram.difficulty(text), rel=1e-2) == DIFFICULTY
     nll = 1.2 * math.log(2) * len(text.encode())
     assert word_perplexity(1.2) == pytest.approx(math.exp(nll / len(text.split())), rel=1e-2)
 
