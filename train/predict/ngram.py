@@ -1,0 +1,101 @@
+"""How predictable a text is: bits per byte of a byte n-gram model with back-off and a short memory.
+
+The loss law is fitted to English books. Another text has another level, and this model measures it in seconds. It
+combines what a small language model learns: statistics of the corpus (an n-gram model with absolute discounting,
+Ney et al. 1994) and repetition within the context (the byte that followed the last occurrence of the same bytes, as
+in the match model of PAQ). A general compressor such as bz2 sees only repetition, and so calls program code easy.
+
+Tested in tests/train/predict/test_ngram.py.
+"""
+
+import math
+
+import numpy as np
+
+ORDER = 5
+"""Most bytes of context of the n-gram model."""
+DISCOUNT = 0.75
+"""Subtracted from each count and given to the shorter context."""
+MATCHED = (4, 6, 7)
+"""Bytes of context that must have occurred before, from the weakest prediction to the strongest."""
+WINDOW = 2048
+"""Bytes of memory for repetition: about a context of 512 tokens."""
+HELD_OUT = 0.1
+"""Share of the text, at its end, that the model predicts from the rest."""
+LEAST_BYTES = 20_000
+"""Bytes of text below which no level is measured."""
+BOOKS = {30_000: 2.75, 100_000: 2.6, 300_000: 2.5, 1_000_000: 2.12, 3_000_000: 2.06}
+"""Bits per byte of samples of the law's English books, by their bytes."""
+_LONGEST = max(ORDER, *MATCHED)
+_ROUNDS = 12
+"""Iterations of expectation maximization for the weight of a matched byte."""
+
+
+def difficulty(text: str) -> float:
+    """Bits per byte of ``text`` relative to a sample of the books of the same length; 1 for too short a text."""
+    content = text.encode("utf-8", "replace")
+    if len(content) < LEAST_BYTES:
+        return 1.0
+    sizes, levels = zip(*BOOKS.items(), strict=True)
+    books = float(np.interp(math.log(len(content)), np.log(sizes), levels))
+    return bits_per_byte(content) / books
+
+
+def bits_per_byte(content: bytes) -> float:
+    """Bits per byte of the last tenth of ``content``, predicted from the rest and from the bytes before each byte."""
+    values = np.frombuffer(content, np.uint8).astype(np.uint64)
+    cut = len(values) - max(2 * _LONGEST, int(len(values) * HELD_OUT))
+    seen, held_out = values[:cut], values[cut - _LONGEST :]
+    found = _ngram(seen, held_out)
+    for length in MATCHED:
+        found = _with_matches(found, held_out, length)
+    return float(-np.log2(found).mean())
+
+
+def _keys(values: np.ndarray, length: int) -> np.ndarray:
+    """uint64 [N - _LONGEST]: each byte from number ``_LONGEST`` on, behind the ``length`` bytes before it."""
+    n = len(values) - _LONGEST
+    keys = np.zeros(n, np.uint64)
+    for back in range(length, -1, -1):
+        keys = (keys << np.uint64(8)) | values[_LONGEST - back : _LONGEST - back + n]
+    return keys
+
+
+def _ngram(seen: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """float64 [N]: the probability of each held-out byte."""
+    found = np.full(len(held_out) - _LONGEST, 1 / 256)
+    for length in range(ORDER + 1):
+        known, counts = np.unique(_keys(seen, length), return_counts=True)
+        contexts, starts = np.unique(known >> np.uint64(8), return_index=True)
+        totals = np.add.reduceat(counts, starts)
+        successors = np.diff(np.append(starts, len(known)))
+        asked = _keys(held_out, length)
+        place = np.searchsorted(known, asked).clip(max=len(known) - 1)
+        count = np.where(known[place] == asked, counts[place], 0)
+        place = np.searchsorted(contexts, asked >> np.uint64(8)).clip(max=len(contexts) - 1)
+        has_context = contexts[place] == asked >> np.uint64(8)
+        shared = DISCOUNT * successors[place] * found
+        found = np.where(has_context, (np.maximum(count - DISCOUNT, 0) + shared) / totals[place], found)
+    return found
+
+
+def _with_matches(found: np.ndarray, held_out: np.ndarray, length: int) -> np.ndarray:
+    """The probabilities mixed with the byte that followed the last occurrence of the ``length`` bytes before."""
+    context = _keys(held_out[:-1], length - 1)
+    order = np.argsort(context, kind="stable")
+    again = np.append(False, context[order][1:] == context[order][:-1])
+    last = np.full(len(context), -1)
+    last[order[again]] = order[np.flatnonzero(again) - 1]
+    numbers = np.arange(len(context))
+    has_match = (last >= 0) & (numbers - last < WINDOW)
+    following = held_out[_LONGEST + 1 :]
+    right = has_match & (following[last.clip(min=0)] == following)
+    mixed = found.copy()
+    later = mixed[1:]
+    if has_match.any():
+        weight = 0.5
+        for _ in range(_ROUNDS):
+            hit = weight * right[has_match]
+            weight = float((hit / (hit + (1 - weight) * later[has_match])).mean())
+        later[has_match] = (1 - weight) * later[has_match] + weight * right[has_match]
+    return mixed
