@@ -18,7 +18,7 @@ from jinja2.exceptions import SecurityError
 from slm.data.chat.content_spans import Span, unused_mark
 from slm.data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
 from slm.data.errors import UserError
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 from slm.serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm, call_form, in_own_form, without_system
 from slm.serve.tools.call_grammar import Reasoning
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slm.serve.engine.messages import FimTokens
+from slm.serve.engine.protocol import FimTokens
 
 REPLY_PART = 4
 """Where no number of tokens is asked for, this part of the context stays free for the reply."""

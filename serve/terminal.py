@@ -28,7 +28,7 @@ from slm.machine.crash_guard import doing, guarded
 from slm.report import plain
 from slm.serve.config import TerminalConfig, load
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, ModelInfo, PrefillDone
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.pool.model_files import resolve_model
 
@@ -63,7 +63,7 @@ class Reply:
     """Seconds of decoding, without the prefill."""
     finish: str
     stopped_by: str | None = None
-    """What cut it off: see ``slm.serve.engine.messages.StoppedBy``."""
+    """What cut it off: see ``slm.serve.engine.protocol.StoppedBy``."""
     n_forgotten: int = 0
     """Messages that were dropped before it, because the context was full."""
 

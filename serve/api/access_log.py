@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slm.data.errors import UserError
 from slm.serve.api import client_fields
 from slm.serve.api.errors import ApiError, engine_down
-from slm.serve.engine.messages import Delta, PrefillDone
+from slm.serve.engine.protocol import Delta, PrefillDone
 
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 _KEY = "slm.record"

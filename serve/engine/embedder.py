@@ -17,7 +17,7 @@ from slm.llama.adapter import Adapter
 from slm.llama.context import Batch, Context
 from slm.llama.errors import LlamaError
 from slm.llama.model import Model
-from slm.serve.engine.messages import Embed, Embeddings, Event, Failure, Reply
+from slm.serve.engine.protocol import Embed, Embeddings, Event, Failure, Reply
 from slm.serve.engine.tokenize import tokenize_within
 
 _BATCH = 128

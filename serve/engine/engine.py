@@ -17,7 +17,9 @@ from slm.serve.engine.batch_plan import Chunk, Limits, Plan, without_drafts
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.embedder import Embedder
 from slm.serve.engine.generation import Generation
-from slm.serve.engine.messages import (
+from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
+from slm.serve.engine.prefill_pace import FLASH_TILE, PrefillPace
+from slm.serve.engine.protocol import (
     Cancel,
     Canceled,
     Command,
@@ -38,8 +40,6 @@ from slm.serve.engine.messages import (
     Stats,
     Tokenize,
 )
-from slm.serve.engine.model_runner import ModelRunner, SlotTooShortError
-from slm.serve.engine.prefill_pace import FLASH_TILE, PrefillPace
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.states.displaced import DisplacedPrompts

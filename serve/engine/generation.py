@@ -15,7 +15,7 @@ import numpy as np
 from slm.llama.model import Model
 from slm.llama.sampler import Sampler
 from slm.serve.engine.batch_plan import Chunk, Sequence
-from slm.serve.engine.messages import (
+from slm.serve.engine.protocol import (
     Delta,
     Failure,
     FinishReason,

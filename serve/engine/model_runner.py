@@ -20,7 +20,7 @@ from slm.machine.hardware import compute_threads
 from slm.serve.engine.batch_plan import MIN_CACHED, MIN_COPIED, Plan
 from slm.serve.engine.config import DEFAULT_CONTEXT, EngineConfig
 from slm.serve.engine.kv_growth import KvGrowth, first_length
-from slm.serve.engine.messages import FimTokens, ModelInfo, RankForm
+from slm.serve.engine.protocol import FimTokens, ModelInfo, RankForm
 from slm.serve.engine.states.checkpoints import Checkpoints
 from slm.serve.engine.states.displaced import Displaced
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from slm.data.errors import UserError
-from slm.serve.engine.messages import SamplingDefaults
+from slm.serve.engine.protocol import SamplingDefaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from slm.serve.engine.batch_plan import Limits, Plan, Sequence, common_prefix, make_plan, whole_chunks
-from slm.serve.engine.messages import SlotState
+from slm.serve.engine.protocol import SlotState
 
 Adapters = tuple[float, ...]
 """By what each adapter is multiplied; (): as the engine's configuration says."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from slm.llama.model import Model
-from slm.serve.engine.messages import TokenLogprob
+from slm.serve.engine.protocol import TokenLogprob
 
 
 class Vocabulary:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from slm.serve.engine.messages import Delta
+from slm.serve.engine.protocol import Delta
 
 LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 INTER_TOKEN_S = (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

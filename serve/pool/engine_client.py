@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from slm.data.errors import UserError, one_line
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import (
+from slm.serve.engine.protocol import (
     Accepted,
     Cancel,
     Canceled,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from slm.data.errors import UserError, one_line
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 from slm.serve.pool.counters import Counters
 from slm.serve.pool.engine_client import EngineClient
 from slm.serve.pool.file_check import FileCheck

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from slm.serve.engine.messages import Accepted, Delta, Failure, SequenceEvent
+from slm.serve.engine.protocol import Accepted, Delta, Failure, SequenceEvent
 
 
 class QueueFullError(Exception):

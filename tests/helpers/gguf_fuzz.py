@@ -168,7 +168,7 @@ def load(path: str) -> None:
     from slm.llama.errors import LlamaError
     from slm.serve.engine.config import EngineConfig
     from slm.serve.engine.engine import Engine
-    from slm.serve.engine.messages import Embed, Generate, SamplingParams
+    from slm.serve.engine.protocol import Embed, Generate, SamplingParams
 
     try:
         engine = Engine(EngineConfig(model_path=Path(path), context=64, slots=1, threads=1, batch=64, ubatch=64))

@@ -18,7 +18,7 @@ import gguf
 from slm.llama import random_model
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, SamplingParams
 from slm.serve.grammar.forms import of_json
 
 _NAMES = ("date_of_birth", "number_of_children", "preferred_language", "is_registered_member", "country_of_residence")

@@ -16,8 +16,8 @@ from slm.llama.model import Model
 from slm.serve.engine.batch_plan import Chunk, Plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Embed, Failure, Generate, Reply, SamplingParams
 from slm.serve.engine.model_runner import ModelRunner
+from slm.serve.engine.protocol import Delta, Embed, Failure, Generate, Reply, SamplingParams
 from slm.serve.pool.model_files import named_adapters
 
 CLIENTS = 16

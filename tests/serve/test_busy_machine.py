@@ -11,7 +11,7 @@ import pytest
 from slm.machine.hardware import compute_threads
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Generate, SamplingParams
+from slm.serve.engine.protocol import Generate, SamplingParams
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or compute_threads() < 2, reason="needs Linux and two cores to compute on"

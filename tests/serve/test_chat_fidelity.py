@@ -15,7 +15,7 @@ from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.model import Model
 from slm.model.special_tokens import read_special_tokens
 from slm.serve.chat_template import ChatPrompt
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 from slm.serve.engine.tokenize import tokenize_within
 from tests.helpers import tool_templates as templates
 from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf

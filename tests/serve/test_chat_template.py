@@ -3,7 +3,7 @@ from dataclasses import fields
 import pytest
 
 from slm.serve.chat_template import ChatPrompt, ChatTemplateError, RenderedChat
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 from tests.helpers import tool_templates
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slm.serve.engine.messages import FimTokens
+from slm.serve.engine.protocol import FimTokens
 from slm.serve.infill import infill_prompt, other_file, room_for_prompt
 
 FIM = FimTokens(prefix=1, suffix=2, middle=3, file=4)

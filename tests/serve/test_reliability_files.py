@@ -118,7 +118,7 @@ def test_a_hostile_template_does_nothing(tmp_path, name):
     from dataclasses import fields
 
     from slm.serve.chat_template import ChatPrompt, ChatTemplateError
-    from slm.serve.engine.messages import ModelInfo
+    from slm.serve.engine.protocol import ModelInfo
 
     marker = tmp_path / "marker"
     blank = {field.name: 0 for field in fields(ModelInfo)}

@@ -21,7 +21,7 @@ from slm.serve.api.errors import ApiError
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Failure, Generate, ModelInfo, SamplingDefaults, SamplingParams
+from slm.serve.engine.protocol import Delta, Failure, Generate, ModelInfo, SamplingDefaults, SamplingParams
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import of_json
 

@@ -23,7 +23,7 @@ from slm.serve.api.anthropic.response_shapes import (
 )
 from slm.serve.api.core.replies import Block, BlockBuilder, ReplyForm, prompt_progress
 from slm.serve.api.errors import Error
-from slm.serve.engine.messages import PrefillProgress
+from slm.serve.engine.protocol import PrefillProgress
 
 _ERROR_TYPES = {
     400: "invalid_request_error",

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 
 from slm.serve.api.client_fields import Reading, Route
 from slm.serve.api.errors import ApiError
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 
 MAX_FIELDS = 1024
 """Most fields of one object."""

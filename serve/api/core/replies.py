@@ -24,7 +24,7 @@ from slm.serve.api.core.shapes import (
     Usage,
 )
 from slm.serve.api.errors import Error
-from slm.serve.engine.messages import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
+from slm.serve.engine.protocol import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 from slm.serve.tools.call_form import CallForm
 from slm.serve.tools.call_grammar import Reasoning
 from slm.serve.tools.reply_reader import Piece, ReplyReader

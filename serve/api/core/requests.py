@@ -31,7 +31,7 @@ from slm.serve.api.core.fields import (
 )
 from slm.serve.api.core.messages import Message, ToolChoice, Tools, tool_use
 from slm.serve.api.errors import ApiError
-from slm.serve.engine.messages import ModelInfo, SamplingParams
+from slm.serve.engine.protocol import ModelInfo, SamplingParams
 from slm.serve.grammar import forms
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.gbnf import MAX_BYTES

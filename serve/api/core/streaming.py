@@ -17,7 +17,7 @@ from slm.serve.api.access_log import Record
 from slm.serve.api.core.replies import ResponseBuilder, prompt_timings
 from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import request_failed
-from slm.serve.engine.messages import Delta, PrefillProgress
+from slm.serve.engine.protocol import Delta, PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
 
 DONE = b"data: [DONE]\n\n"

@@ -21,7 +21,7 @@ from slm.serve.api.core.fields import (
     texts_or_tokens,
 )
 from slm.serve.api.errors import ApiError
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 
 MAX_INPUTS = 2048
 

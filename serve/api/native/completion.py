@@ -11,7 +11,7 @@ from typing import Any
 
 from slm.serve.api.core.replies import Choice, ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.native.shapes import NativeChunk, NativeCompletion, StopType, TokenProbability
-from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, SamplingParams, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, PrefillProgress, SamplingParams, TokenLogprob
 
 _NO_SLOT = -1
 

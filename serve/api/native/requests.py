@@ -15,7 +15,7 @@ from slm.serve.api.core.fields import MAX_TOKENS, ModelRequest, Strict, TokenId,
 from slm.serve.api.core.requests import AdapterScales, CompletionRequest
 from slm.serve.api.core.token_requests import MAX_INPUTS
 from slm.serve.api.errors import ApiError
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 
 _MAX_PROBS = 100
 _MAX_PARTS = 4096

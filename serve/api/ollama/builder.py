@@ -14,7 +14,7 @@ from typing import Any, Literal
 from slm.serve.api.core.replies import Message, ReplyForm, ResponseBuilder, finite, token_text
 from slm.serve.api.errors import Error
 from slm.serve.api.ollama.shapes import OllamaLogprob, OllamaTotals
-from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, TokenLogprob
 from slm.serve.tools.reply_reader import Piece, ReplyReader
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode

@@ -18,7 +18,7 @@ from slm.serve.api.openai.response_shapes import (
     ResponseToolCall,
     TopLogprob,
 )
-from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 from slm.serve.tools.reply_reader import Piece, ReplyReader
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from slm.serve.api.core.replies import ResponseBuilder, finite, prompt_progress, token_text
 from slm.serve.api.openai.response_shapes import Completion, CompletionChoice, CompletionLogprobs
-from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, PrefillProgress, TokenLogprob
 
 
 class CompletionBuilder(ResponseBuilder):

@@ -7,10 +7,9 @@ import struct
 from typing import Literal
 
 from slm.serve.api.openai.response_shapes import Embedding, Embeddings, EmbeddingUsage
-from slm.serve.engine import messages
 
 
-def embedding_body(result: messages.Embeddings, model: str, encoding: Literal["float", "base64"]) -> Embeddings:
+def embedding_body(result: protocol.Embeddings, model: str, encoding: Literal["float", "base64"]) -> Embeddings:
     """The body. ``base64`` encodes little-endian float32, as OpenAI does."""
     data = []
     for index, vector in enumerate(result.vectors):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from slm.data.errors import UserError
 from slm.serve.api.core.requests import THINKING
 from slm.serve.api.openai.response_shapes import Model, ModelMeta, Sampling
-from slm.serve.engine.messages import SamplingDefaults
+from slm.serve.engine.protocol import SamplingDefaults
 from slm.serve.pool.model_pool import Served
 
 

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from slm.serve.api.core.shapes import PromptProgress, Timings, Usage, Warnings
-from slm.serve.engine.messages import FinishReason, StoppedBy
+from slm.serve.engine.protocol import FinishReason, StoppedBy
 from slm.serve.pool.model_pool import State
 
 ChatFinishReason = Literal["stop", "length", "tool_calls"]

@@ -28,7 +28,7 @@ from slm.serve.api.openai.response_shapes import (
 )
 from slm.serve.api.openai.responses import FlatNamedTool, ResponsesRequest
 from slm.serve.config import Truncation
-from slm.serve.engine.messages import PrefillProgress, SamplingDefaults
+from slm.serve.engine.protocol import PrefillProgress, SamplingDefaults
 
 _TEXTS = ("content", "reasoning")
 

@@ -24,7 +24,7 @@ from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import ApiError, no_such_model, out_of_time
 from slm.serve.api.request_body import read_body
 from slm.serve.config import ServerOptions
-from slm.serve.engine.messages import ModelInfo, Query
+from slm.serve.engine.protocol import ModelInfo, Query
 from slm.serve.pool.model_pool import Lease, Pool
 
 _REPORTED = 100

@@ -42,8 +42,8 @@ from slm.serve.api.native.shapes import (
 )
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.routes.base import RequestContext
-from slm.serve.api.routes.generation import GenerationRoutes, JsonBody, choices
-from slm.serve.engine.messages import Generate, ListSlots, SlotAction, SlotMoved
+from slm.serve.api.routes.generate import GenerationRoutes, JsonBody, choices
+from slm.serve.engine.protocol import Generate, ListSlots, SlotAction, SlotMoved
 from slm.serve.infill import NO_FIM
 from slm.serve.pool.model_pool import ModelNotLoadedError
 from slm.serve.pool.request_stream import QueueFullError

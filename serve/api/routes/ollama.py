@@ -34,8 +34,8 @@ from slm.serve.api.ollama.shapes import (
     OllamaVersion,
 )
 from slm.serve.api.routes.base import RequestContext
-from slm.serve.api.routes.generation import GenerationRoutes, choices
-from slm.serve.engine.messages import Embed, Embeddings, Generate, Tokenize
+from slm.serve.api.routes.generate import GenerationRoutes, choices
+from slm.serve.engine.protocol import Embed, Embeddings, Generate, Tokenize
 from slm.serve.pool.request_stream import RequestFailedError
 
 _POST = ["POST"]

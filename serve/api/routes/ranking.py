@@ -19,7 +19,7 @@ from slm.serve.api.errors import request_failed
 from slm.serve.api.native.requests import RerankRequest, ScoreRequest
 from slm.serve.api.native.shapes import Rank, RankResult, RankUsage, ScoreResult, Scores
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
-from slm.serve.engine.messages import Embed, RankForm, Tokenize
+from slm.serve.engine.protocol import Embed, RankForm, Tokenize
 from slm.serve.pool.request_stream import RequestFailedError
 
 

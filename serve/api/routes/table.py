@@ -8,7 +8,7 @@ from __future__ import annotations
 from starlette.routing import Route
 
 from slm.serve.api.openai.response_store import ResponseStore
-from slm.serve.api.routes.generation import GenerationRoutes
+from slm.serve.api.routes.generate import GenerationRoutes
 from slm.serve.api.routes.native import NativeRoutes
 from slm.serve.api.routes.ollama import OllamaRoutes
 from slm.serve.api.routes.ranking import RankingRoutes

@@ -15,7 +15,7 @@ from slm.serve.api.errors import request_failed
 from slm.serve.api.openai.embeddings import embedding_body
 from slm.serve.api.openai.response_shapes import Text, TokenizerInfo, TokenPiece, Tokens
 from slm.serve.api.routes.base import ModelRoutes
-from slm.serve.engine.messages import Detokenize, Embed, Tokenize
+from slm.serve.engine.protocol import Detokenize, Embed, Tokenize
 from slm.serve.pool.request_stream import RequestFailedError
 
 

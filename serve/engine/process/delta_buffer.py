@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from slm.serve.engine.messages import Delta, Event
+from slm.serve.engine.protocol import Delta, Event
 
 
 class DeltaBuffer:

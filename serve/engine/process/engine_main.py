@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from slm.data.errors import UserError, one_line
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import Command, Event, Ready, Shutdown, StartFailed
 from slm.serve.engine.process.delta_buffer import DeltaBuffer
+from slm.serve.engine.protocol import Command, Event, Ready, Shutdown, StartFailed
 
 if TYPE_CHECKING:
     from slm.serve.engine.engine import Engine

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import (
+from slm.serve.engine.protocol import (
     Accepted,
     Cancel,
     Canceled,

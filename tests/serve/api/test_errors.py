@@ -3,7 +3,7 @@ import json
 import pytest
 
 from slm.serve.api.errors import ApiError, no_such_model, request_failed
-from slm.serve.engine.messages import Failure
+from slm.serve.engine.protocol import Failure
 from slm.serve.pool.request_stream import RequestFailedError
 
 

@@ -8,7 +8,7 @@ from slm.data.errors import UserError
 from slm.llama.quantize import quantize
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away "
 BEGINNINGS = [SYSTEM, SYSTEM * 3, "once upon a time there was a girl who had a blue hat ", ""]

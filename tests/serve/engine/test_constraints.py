@@ -10,7 +10,7 @@ from llguidance import LLParserLimits
 
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, SamplingParams
 from slm.serve.grammar import constraints
 from slm.serve.grammar.constraints import Constraint
 from slm.serve.grammar.forms import as_text, of_choice, of_grammar, of_json, of_regex

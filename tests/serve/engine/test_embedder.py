@@ -5,7 +5,7 @@ from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Embed, Failure, Generate, Reply, SamplingParams
 from slm.serve.engine.tokenize import tokenize_within
 
 LONG = "a red boat in the river " * 20  # several batches

@@ -10,7 +10,7 @@ from slm.llama.errors import LlamaError
 from slm.llama.model import Model
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import (
+from slm.serve.engine.protocol import (
     Cancel,
     Delta,
     Detokenize,

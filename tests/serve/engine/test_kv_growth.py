@@ -8,7 +8,7 @@ from slm.llama.errors import LlamaError
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.kv_growth import SHORTEST, first_length
-from slm.serve.engine.messages import Delta, Failure, Generate, PrefillDone, SamplingParams
+from slm.serve.engine.protocol import Delta, Failure, Generate, PrefillDone, SamplingParams
 from tests.helpers import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True)

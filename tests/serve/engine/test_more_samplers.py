@@ -11,7 +11,7 @@ from slm.llama.sampler import Sampler
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.generation import make_sampler
-from slm.serve.engine.messages import Delta, Generate, SamplingParams
+from slm.serve.engine.protocol import Delta, Generate, SamplingParams
 from tests.helpers import tiny_gguf
 
 

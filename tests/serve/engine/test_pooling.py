@@ -11,7 +11,7 @@ from slm.llama.model import Model
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.embedder import Embedder
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Embed, Failure, Generate, Reply
+from slm.serve.engine.protocol import Embed, Failure, Generate, Reply
 from tests.helpers import tiny_gguf
 
 TEXTS = ("once upon a time", "a red boat in the river " * 20, "x", "the old fox", "the wind had taken the boat " * 12)

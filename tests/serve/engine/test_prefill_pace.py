@@ -9,8 +9,8 @@ from slm.llama.context import Context
 from slm.serve.engine import engine as engine_module
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.prefill_pace import ALONE_S, STREAMS_WAIT_S, PrefillPace
+from slm.serve.engine.protocol import Delta, Generate, PrefillDone, SamplingParams
 
 
 def settled(pass_s, token_s, *, streams, text_s=0.033, decode_s=0.02):

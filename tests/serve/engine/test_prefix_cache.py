@@ -9,7 +9,7 @@ from slm.llama.quantize import quantize
 from slm.serve.engine.batch_plan import MIN_CACHED, Limits, Sequence, make_plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.scheduler import Scheduler
 from tests.helpers import tiny_checkpoint
 

@@ -7,7 +7,7 @@ import pytest
 from slm.serve.engine.batch_plan import Limits, Sequence
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Failure, Generate, PrefillDone, SamplingParams, SlotAction
+from slm.serve.engine.protocol import Delta, Failure, Generate, PrefillDone, SamplingParams, SlotAction
 from slm.serve.engine.scheduler import Scheduler
 from tests.serve.test_adapters import SYSTEM, write_adapter
 

@@ -1,7 +1,7 @@
 import pytest
 
 from slm.data.errors import UserError
-from slm.serve.engine.messages import SamplingDefaults, SamplingParams
+from slm.serve.engine.protocol import SamplingDefaults, SamplingParams
 from slm.serve.engine.sampling_options import SamplingOptions
 
 

@@ -8,7 +8,7 @@ import pytest
 from slm.serve.engine.batch_plan import Limits, Sequence, make_plan
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.scheduler import Scheduler
 
 SYSTEM = "the old fox and the little bird went to the river to find the red boat that the wind had taken away " * 5

@@ -3,7 +3,7 @@ import pytest
 from slm.llama.model import Model
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Embed, Generate, SamplingParams
+from slm.serve.engine.protocol import Embed, Generate, SamplingParams
 from slm.serve.engine.tokenize import tokenize_within
 
 LONG = "the old fox and the little bird " * 100_000

@@ -1,6 +1,6 @@
 import pytest
 
-from slm.serve.engine.messages import Delta
+from slm.serve.engine.protocol import Delta
 from slm.serve.pool import counters as module
 from slm.serve.pool.counters import Counters, SequenceTimes
 

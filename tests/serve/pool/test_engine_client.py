@@ -8,7 +8,7 @@ import pytest
 
 from slm.data.errors import UserError
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.messages import (
+from slm.serve.engine.protocol import (
     Accepted,
     Cancel,
     Canceled,

@@ -27,7 +27,7 @@ def test_the_estimate_covers_what_an_engine_takes(slow_path):
         "from pathlib import Path\n"
         "from slm.serve.engine.config import EngineConfig\n"
         "from slm.serve.engine.engine import Engine\n"
-        "from slm.serve.engine.messages import Embed, Generate\n"
+        "from slm.serve.engine.protocol import Embed, Generate\n"
         "e = Engine(EngineConfig(model_path=Path(sys.argv[1]), threads=1, slots=4, context=2048))\n"
         "for i in range(4): e.handle(Generate(id=str(i), prompt=tuple([7] * 1900), max_tokens=2))\n"
         "while e.busy: e.step()\n"

@@ -26,7 +26,7 @@ from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.llama.model import Model
 from slm.serve.chat_template import ChatPrompt
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 from slm.serve.engine.tokenize import tokenize_within
 from slm.vocabulary.exportable import failures, write_vocabulary
 from slm.vocabulary.gguf_vocab import build_vocab

@@ -6,7 +6,7 @@ import pytest
 from slm.serve.api.core.parsing import parse
 from slm.serve.api.core.requests import ChatRequest, CompletionRequest
 from slm.serve.api.errors import ApiError
-from slm.serve.engine.messages import ModelInfo
+from slm.serve.engine.protocol import ModelInfo
 from tests.helpers.api import error
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo) if field.name != "sampling"}

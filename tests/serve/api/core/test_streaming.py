@@ -12,7 +12,7 @@ import pytest
 from slm.serve.api.access_log import Record
 from slm.serve.api.core import streaming
 from slm.serve.api.openai.completions import CompletionBuilder
-from slm.serve.engine.messages import Delta, PrefillDone, PrefillProgress
+from slm.serve.engine.protocol import Delta, PrefillDone, PrefillProgress
 from slm.serve.pool.request_stream import RequestStream
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "ignore_eos": True, "stream": True}

@@ -4,7 +4,7 @@ import pytest
 
 from slm.serve.api.native.completion import NativeBuilder, generation_settings
 from slm.serve.api.native.requests import InfillRequest, NativeCompletionRequest
-from slm.serve.engine.messages import Delta, ModelInfo, PrefillDone, SamplingParams, TokenLogprob
+from slm.serve.engine.protocol import Delta, ModelInfo, PrefillDone, SamplingParams, TokenLogprob
 from tests.helpers.api import error, parsed
 
 INFO = ModelInfo(**{**dict.fromkeys(ModelInfo.__dataclass_fields__, 0), "n_vocab": 100})

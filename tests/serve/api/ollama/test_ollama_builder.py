@@ -7,7 +7,7 @@ import pytest
 from slm.serve.api.core.replies import ReplyForm
 from slm.serve.api.errors import ApiError
 from slm.serve.api.ollama.builder import OllamaBuilder
-from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, TokenLogprob
 from slm.serve.tools.call_form import OWN_FORM
 
 ARGUMENTS = '{"a": 1}'

@@ -1,7 +1,7 @@
 """Bodies of chat completions, built from events without a server. Keys are in OpenAI's order."""
 
 from slm.serve.api.openai.chat import ChatCompletionBuilder
-from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, TokenLogprob
 
 
 def test_whole_and_in_chunks():

@@ -3,7 +3,7 @@
 import pytest
 
 from slm.serve.api.openai.completions import CompletionBuilder
-from slm.serve.engine.messages import Delta, PrefillDone, TokenLogprob
+from slm.serve.engine.protocol import Delta, PrefillDone, TokenLogprob
 
 
 def entry(piece: bytes, logprob: float | None, *top: tuple[bytes, float], offset: int = 0) -> TokenLogprob:

@@ -1,5 +1,5 @@
-from slm.serve.engine.messages import Delta, Failure, PrefillDone
 from slm.serve.engine.process.delta_buffer import DeltaBuffer
+from slm.serve.engine.protocol import Delta, Failure, PrefillDone
 
 
 def delta(name, text, n, finish=None):

@@ -8,7 +8,10 @@ import pytest
 
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import (
+from slm.serve.engine.process import engine_main
+from slm.serve.engine.process.delta_buffer import DeltaBuffer
+from slm.serve.engine.process.intake import Intake
+from slm.serve.engine.protocol import (
     Accepted,
     Cancel,
     Canceled,
@@ -22,9 +25,6 @@ from slm.serve.engine.messages import (
     Shutdown,
     Tokenize,
 )
-from slm.serve.engine.process import engine_main
-from slm.serve.engine.process.delta_buffer import DeltaBuffer
-from slm.serve.engine.process.intake import Intake
 
 LONG = "the old fox and the little bird " * 40_000
 PLAIN = {"add_special": False, "parse_special": False}

@@ -5,7 +5,7 @@ import pytest
 from slm.data.errors import UserError
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Failure, Generate, SamplingParams
+from slm.serve.engine.protocol import Delta, Failure, Generate, SamplingParams
 from tests.helpers import tiny_gguf
 
 GREEDY = SamplingParams(temperature=0)

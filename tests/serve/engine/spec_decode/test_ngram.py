@@ -8,7 +8,7 @@ import pytest
 from slm.serve.engine.batch_plan import Sequence
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Cancel, Delta, Failure, Generate, SamplingParams
+from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, SamplingParams
 from slm.serve.engine.spec_decode.ngram import NgramIndex, NgramProposer
 from slm.serve.engine.spec_decode.planner import Planner, StepCost
 from slm.serve.grammar.forms import of_grammar

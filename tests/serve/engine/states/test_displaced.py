@@ -4,7 +4,7 @@ import pytest
 
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.messages import Delta, Failure, Generate, PrefillDone, SamplingParams
+from slm.serve.engine.protocol import Delta, Failure, Generate, PrefillDone, SamplingParams
 from slm.serve.engine.states.displaced import LEAST, Displaced, DisplacedPrompts
 from tests.helpers import tiny_checkpoint, tiny_gguf
 

@@ -41,7 +41,7 @@ from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
-from slm.serve.engine.messages import Detokenize, Generate, Tokenize
+from slm.serve.engine.protocol import Detokenize, Generate, Tokenize
 from slm.serve.grammar.forms import Grammar
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
