@@ -7,6 +7,7 @@ import struct
 from typing import Literal
 
 from slm.serve.api.openai.response_shapes import Embedding, Embeddings, EmbeddingUsage
+from slm.serve.engine import protocol
 
 
 def embedding_body(result: protocol.Embeddings, model: str, encoding: Literal["float", "base64"]) -> Embeddings:
