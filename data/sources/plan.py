@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def is_validation_text(self) -> bool:
-        """Whether it is validation text of its own."""
+        """Whether it is separate validation text."""
         return self.split == "validation" and self.is_own_text
 
     @property
@@ -282,7 +282,7 @@ def _plan_files(source: SourceConfig, split: Split, val_fraction: float, held: d
         apart = {os.path.realpath(path) for path in validation}
         paths = [path for path in paths if os.path.realpath(path) not in apart]
         if not paths:
-            raise UserError("every file of data.files is also in data.val_files: name training text of its own")
+            raise UserError("every file of data.files is also in data.val_files: name separate training text")
     if source.kind == "chat":
         chat_files.inspect(tuple(paths), stop=not source.skips_bad, columns=source.column_pairs)
     size = sum(text_bytes(path) for path in paths)

@@ -34,7 +34,7 @@ class EndOfTextError(UserError):
 
 
 VERSION = 3  # of saved positions
-SPREAD = 16  # validation blocks are spread over the first this many times as many of a validation text of its own
+SPREAD = 16  # validation blocks are spread over the first this many times as many of a separate validation text
 PIPE_BYTES = 1 << 20  # bytes of blocks read ahead per worker, if the system allows such a pipe (else 64 KB)
 
 
@@ -467,7 +467,7 @@ def validation_blocks(
 
     ``position``: that of a loader of the run that resumes, which says what was held out.
 
-    Of a validation text of its own (``val_files``, ``val_split``) they are spread evenly over the first
+    Those of a separate validation text (``val_files``, ``val_split``) are spread evenly over the first
     ``max_blocks * SPREAD`` blocks, since neighbours are often of one book. Where documents are held out of the training
     text, and of a mixture, they are the first ones: to go on would mean reading the corpus, or one source alone.
 

@@ -119,7 +119,7 @@ def test_statistics():
         (b"\xff\xff\xff\xff", "neither GGUF nor"),
         (struct.pack("<iii", 1, 4, 9), "ends, or is damaged, at byte 12"),
         (struct.pack("<ii", 1, -5) + bytes(40), "ends, or is damaged"),
-        (struct.pack("<ii1sii", 1, 1, b"x", 1, 1) + np.float32(np.nan).tobytes(), "no sum of squares"),
+        (struct.pack("<ii1sii", 1, 1, b"x", 1, 1) + np.float32(np.nan).tobytes(), "negative or non-finite"),
         (b"GGUF" + bytes(60), "GGUF version 0"),
     ],
 )

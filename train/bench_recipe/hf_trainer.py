@@ -81,7 +81,7 @@ class Part:
 
     steps: int = 0
     seconds: float = 0.0
-    """Of training."""
+    """Seconds of training."""
     limit: float = 0.0
     """Seconds of training that the set-up of its first start left it."""
 

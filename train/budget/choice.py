@@ -132,7 +132,7 @@ class Candidate:
     model: ModelConfig
     seq_len: int
     sequences: int
-    """Of an optimizer step."""
+    """Sequences per optimizer step."""
     micro_batch: int
     superposition: int
     """Tokens of a bag in the first part of the run; 1: single tokens."""
@@ -368,7 +368,7 @@ def _short(wanted: Wanted, seq_len: int) -> int:
 
 
 def _sampled(wanted: Wanted, vocab_size: int) -> int:
-    """Of how many words training computes logits; 0: of all."""
+    """Tokens of the sampled softmax; 0: a full softmax."""
     if wanted.sampled_softmax is not None:
         return wanted.sampled_softmax
     return SAMPLED_WORDS if vocab_size >= SAMPLED_FROM else 0

@@ -6,7 +6,7 @@ text, or another run on WikiText, is for ``slm eval`` to measure.
 
 from slm.data.config import DataConfig
 
-DIFFICULTY = 1.02
+DIFFICULTY = 0.912
 """``ngram.difficulty`` of WikiText-103's raw test text."""
 BYTES_PER_WORD = 1_290_590 / 241_211
 """Of that text: UTF-8 bytes over words between blanks."""

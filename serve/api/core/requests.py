@@ -254,13 +254,16 @@ class SamplingFields(ModelRequest):
     )
     ignore_eos: bool = Field(default=False, description="go on after an end-of-text token")
     min_tokens: int = Field(
-        default=0, ge=0, le=_NO_LIMIT, description="so many tokens come before one that ends the text"
+        default=0, ge=0, le=_NO_LIMIT, description="this many tokens come before one that ends the text"
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_FIELDS, fail_fast=True)] = Field(
         default=[], description="tokens that end the text and add nothing to it"
     )
     top_n_sigma: Number = Field(
-        default=-1.0, ge=-1, le=100, description="leave out tokens so many standard deviations below the best; -1: off"
+        default=-1.0,
+        ge=-1,
+        le=100,
+        description="leave out tokens this many standard deviations below the best; -1: off",
     )
     dynatemp_range: Number = Field(
         default=0.0, ge=0, le=10, description="the temperature varies by so much with the entropy; 0: off"

@@ -46,7 +46,7 @@ def test_every_option_arrives(tiny_path, cache):
     found = {"model_path": tiny_path, "draft_model": tiny_path, "slot_bytes": slot_bytes}
     assert config == EngineConfig(**{**given, **found})
     assert engine_config(ServerOptions(exact=True), tiny_path).exact
-    others = {"exact", "model_path", "adapter", "adapter_scale", "slot_bytes", "sampling", "chat_template"}
+    others = {"exact", "model_path", "adapter", "adapters", "adapter_scale", "slot_bytes", "sampling", "chat_template"}
     assert {each.name for each in fields(EngineConfig)} == {*given, *others}, "all are tried here"
 
 
