@@ -249,6 +249,7 @@ def test_one_models_engine_dies_and_the_other_does_not_notice(tmp_path, tiny_pat
         assert httpx.get(server.url + "/health").status_code == 200
         away.rename(model)
         server.wait(lambda: ask(server, "tiny").status_code == 200)
+        # Starts without the file count, too: there may have been several.
         assert server.metrics()['slm_engine_restarts_total{model="tiny"}'] >= 1
         assert server.metrics()['slm_engine_restarts_total{model="chat"}'] == 0
 
