@@ -106,17 +106,14 @@ def collect(
     kernels: Kernels | None = None,
     begun: Begun | None = None,
 ) -> ImportanceMatrix:
-    """Run ``windows`` (int32 [n, T] token ids) through the model and sum squares of every matrix's input.
+    """Run ``windows`` (int32 [n, T] token ids) through the model and sum squares of every matrix's input, over those of
+    ``begun``, too: windows that another pass has seen (``Begun.left``).
 
     ``output`` adds the output projection. ``progress`` is called with the number of windows done since
-    its last call. ``kernels``: in f32, to compute with instead of PyTorch. ``begun``: windows that
-    another pass has seen, each once among ``windows``. UserError where an activation is not finite.
+    its last call. ``kernels``: in f32, to compute with instead of PyTorch. UserError where an activation is not finite.
     """
-    left = windows if begun is None else begun.left(windows)
-    if left is None:
-        raise ValueError("the windows of the other pass are not among these")
     squares = begun.squares if begun else None
-    found = column_squares(model, left, output=output, progress=progress, kernels=kernels, begun=squares)
+    found = column_squares(model, windows, output=output, progress=progress, kernels=kernels, begun=squares)
     # With tied embeddings the head is called token_embd; llama.cpp looks the name up as it is.
     sums = {gguf_name(name): total_D for name, total_D in found.items()}
     for name, total_D in sums.items():
@@ -125,11 +122,12 @@ def collect(
                 f"the input of {name} is not finite on the calibration text: this checkpoint is broken; "
                 "export an earlier one (run=RUN/checkpoints/step-...)"
             )
+    n_chunks = len(windows) + (len(begun.inputs) if begun else 0)
     return ImportanceMatrix(
         sums={name: total_D.numpy().copy() for name, total_D in sums.items()},
-        n_rows=windows.size,
+        n_rows=n_chunks * windows.shape[1],
         chunk_size=windows.shape[1],
-        n_chunks=len(windows),
+        n_chunks=n_chunks,
         datasets=[dataset],
     )
 

@@ -177,8 +177,10 @@ def measure_importance(
     of its windows is among them once."""
     windows, stream = calibration_windows(source, text, options)
     windows_BT = np.stack([window.inputs(stream) for window in windows])
-    begun = begun if begun and begun.left(windows_BT) is not None else None
-    n_left = len(windows) - (len(begun.inputs) if begun else 0)
+    left_BT = begun.left(windows_BT) if begun else None
+    if left_BT is None:
+        begun, left_BT = None, windows_BT
+    n_left = len(left_BT)
     kernels = quick_kernels(source.model, n_left * windows_BT.shape[1])
     by = f"{VARIANTS[kernels.name].title} kernels" if kernels else "PyTorch"
     measured = f", {len(windows) - n_left} of them measured with the proof" if begun else ""
@@ -188,7 +190,7 @@ def measure_importance(
     with progress_bar("importance matrix", n_left, "chunks") as progress:
         found = collect(
             source.model,
-            windows_BT,
+            left_BT,
             dataset=text.origin,
             output=options.output,
             progress=progress,

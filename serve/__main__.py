@@ -116,7 +116,6 @@ async def _serve(
     base = next(iter(engines.values()))
     if options.chat_template is not None:
         base = replace(base, chat_template=Path(options.chat_template).read_text(encoding="utf-8"))
-        engines[next(iter(paths))] = base
     # A request to any of these engines may choose adapters; each adapter has one in which it need not be chosen.
     base = replace(base, adapters=tuple(dict.fromkeys(each.path for each in adapters.values())))
     engines[next(iter(paths))] = base

@@ -194,6 +194,13 @@ def why_not_continued(root: Path) -> str | None:
     return None if found else f"{root} has no {CONFIG}, which holds the options of its training"
 
 
+def continued_config(root: Path) -> dict[str, Any]:
+    """The options with which the run in ``root`` is trained further. UserError where it cannot be."""
+    if why := why_not_continued(root):
+        raise UserError(f"{why}: it cannot be continued")
+    return saved_config(root)
+
+
 def _broken_config(path: Path, reason: str) -> UserError:
     return UserError(
         f"{path} cannot be read ({reason}): bring back the file as training wrote it; the same options are in "

@@ -20,7 +20,7 @@ from slm.durations import seconds_of
 from slm.hub import models
 from slm.model.config import ModelConfig
 from slm.options import choices
-from slm.runs import CONFIG, place, saved_config, why_not_continued
+from slm.runs import CONFIG, continued_config, place
 from slm.train.config import RESHARD, RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
@@ -124,9 +124,7 @@ def _continued_root(argv: list[str]) -> Path | None:
 
 def _continued(root: Path, argv: list[str]) -> RunConfig:
     """The configuration of the run in ``root``, with what ``argv`` gives. A ``budget`` is its time in all."""
-    if why := why_not_continued(root):
-        raise UserError(f"{why}: it cannot be continued")
-    saved, budget = saved_config(root), given_value(argv, "budget")
+    saved, budget = continued_config(root), given_value(argv, "budget")
     own = [word for word in argv if not word.startswith(("resume=", "budget="))]
     composed = load_config("train", own)
     for word in own:

@@ -94,6 +94,11 @@ class EngineConfig(EngineOptions):
     adapter_scale: float = 1.0
     """By what its part is multiplied: 0 is the model without it."""
 
+    @property
+    def adapter_files(self) -> tuple[Path, ...]:
+        """The files of all adapters that the engine loads, each once."""
+        return tuple(dict.fromkeys([*self.adapters, *([self.adapter] if self.adapter is not None else [])]))
+
     def __post_init__(self) -> None:
         limits = {
             "context": (0, 1 << 20),

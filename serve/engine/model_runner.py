@@ -73,8 +73,7 @@ class ModelRunner:
             )
 
         try:
-            files = dict.fromkeys([*config.adapters, *([config.adapter] if config.adapter is not None else [])])
-            loaded = {each: Adapter(self.model, each, scale=config.adapter_scale) for each in files}
+            loaded = {each: Adapter(self.model, each, scale=config.adapter_scale) for each in config.adapter_files}
             self.adapter = loaded[config.adapter] if config.adapter is not None else None
             self._adapters = [loaded[each] for each in config.adapters]
             self.context = make_context(length)

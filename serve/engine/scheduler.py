@@ -154,7 +154,7 @@ class Scheduler:
         if self._waiting[0].adapters:
             return None
         tokens = self._waiting[0].tokens[:-1]
-        held = [list(self._held(slot, ())) for slot in free]
+        held: list[Seq[int]] = [self._held(slot, ()) for slot in free]
         held += [each.tokens for each in self._running if not each.adapters]
         return tokens, max(common_prefix(tokens, each) for each in held), free[0]
 

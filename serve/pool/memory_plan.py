@@ -132,9 +132,8 @@ def needed_bytes(facts: ModelFacts, config: EngineConfig, draft: ModelFacts | No
 
 
 def adapter_bytes(config: EngineConfig) -> int:
-    """Of the LoRA adapters that an engine loads."""
-    files = {*config.adapters, *([config.adapter] if config.adapter is not None else [])}
-    return sum(each.stat().st_size for each in files if each.is_file())
+    """Bytes of the LoRA adapters that an engine loads."""
+    return sum(each.stat().st_size for each in config.adapter_files if each.is_file())
 
 
 def fit_slots(configs: Mapping[str, EngineConfig], *, budget: int) -> dict[str, EngineConfig]:

@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,26 +123,25 @@ def has_own_head(directory: str | Path) -> bool:
 
 @functools.lru_cache(maxsize=32)
 def _own_head(files: tuple[tuple[Path, int], ...]) -> bool:
-    places: dict[str, Path] = {}
+    stored: dict[str, Callable[[], Tensor]] = {}
     for path, _ in files:
-        places |= dict.fromkeys(_names(path), path)
-    names = {plain: name for name, plain in plain_names(places, "").items()}
+        stored |= _readers(path)
+    names = {plain: name for name, plain in plain_names(stored, "").items()}
     if not {HEAD, TABLE} <= names.keys():
         return False
-    head, table = (_tensor(places[names[plain]], names[plain]) for plain in (HEAD, TABLE))
-    return not torch.equal(head, table)
+    return not torch.equal(stored[names[HEAD]](), stored[names[TABLE]]())
 
 
-def _names(path: Path) -> list[str]:
+def _readers(path: Path) -> dict[str, Callable[[], Tensor]]:
+    """By a tensor's name, what reads it. A pickled file, which has no list of its tensors, is loaded once."""
     if path.suffix != ".safetensors":
-        return list(_load(path))
+        weights = _load(path)
+        return {name: functools.partial(weights.__getitem__, name) for name in weights}
     with _opened(path) as file:
-        return list(file.keys())
+        return {name: functools.partial(_tensor, path, name) for name in file.keys()}  # noqa: SIM118
 
 
 def _tensor(path: Path, name: str) -> Tensor:
-    if path.suffix != ".safetensors":
-        return _load(path)[name]
     with _opened(path) as file:
         tensor: Tensor = file.get_tensor(name)
     return tensor

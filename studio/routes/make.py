@@ -162,8 +162,7 @@ async def go_on(request: Request) -> Response:
     found, values = studio(request), await body(request)
     root, time = found.places.path(text(values, "run")), seconds(values)
     run = found.places.shown(root)
-    if why := runs.why_not_continued(root):
-        raise UserError(f"{why}: it cannot be continued")
+    runs.continued_config(root)
     of_run = [jobs.state(folder) for job, folder in found.queue.all() if job.run == run]
     if "running" in of_run or "waiting" in of_run:
         raise UserError(f"{run} is in the queue already")

@@ -175,17 +175,7 @@ class ResponseBuilder(ABC):
         prefills = [choice.prefill.prefill_s for choice in choices if choice.prefill is not None]
         prompt_ms = 1000 * max(prefills, default=0.0)
         predicted_ms = 1000 * max(choice.decode_s for choice in choices)
-        timings = Timings(
-            cache_n=n_cached,
-            prompt_n=n_prompt,
-            prompt_ms=prompt_ms,
-            prompt_per_token_ms=_ratio(prompt_ms, n_prompt),
-            prompt_per_second=_ratio(1000 * n_prompt, prompt_ms),
-            predicted_n=n_predicted,
-            predicted_ms=predicted_ms,
-            predicted_per_token_ms=_ratio(predicted_ms, n_steps),
-            predicted_per_second=_ratio(1000 * n_steps, predicted_ms),
-        )
+        timings = _timings(n_cached, n_prompt, prompt_ms, n_predicted, n_steps, predicted_ms)
         n_drafted = sum(choice.n_drafted for choice in choices)
         if n_drafted:
             timings["draft_n"] = n_drafted
@@ -354,16 +344,23 @@ def prompt_timings(event: PrefillProgress) -> Timings:
     """The figures of a prompt that is being computed."""
     n = event.processed - event.cached_tokens
     ms = 1000 * event.seconds if n else 0.0
+    return _timings(event.cached_tokens, n, ms, 0, 0, 0.0)
+
+
+def _timings(
+    n_cached: int, n_prompt: int, prompt_ms: float, n_predicted: int, n_steps: int, predicted_ms: float
+) -> Timings:
+    """``n_steps``: the predicted tokens without each choice's first, to which ``predicted_ms`` belong."""
     return Timings(
-        cache_n=event.cached_tokens,
-        prompt_n=n,
-        prompt_ms=ms,
-        prompt_per_token_ms=_ratio(ms, n),
-        prompt_per_second=_ratio(1000 * n, ms),
-        predicted_n=0,
-        predicted_ms=0.0,
-        predicted_per_token_ms=0.0,
-        predicted_per_second=0.0,
+        cache_n=n_cached,
+        prompt_n=n_prompt,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, n_prompt),
+        prompt_per_second=_ratio(1000 * n_prompt, prompt_ms),
+        predicted_n=n_predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=_ratio(predicted_ms, n_steps),
+        predicted_per_second=_ratio(1000 * n_steps, predicted_ms),
     )
 
 

@@ -385,6 +385,10 @@ class _GenerationRequest(SamplingFields):
             given += [("structured_outputs", make) for name, make in made.items() if name in asked_for]
         return given
 
+    def is_random(self, info: ModelInfo) -> bool:
+        """Whether each prompt gets a seed at random: neither the request nor the server names one."""
+        return self.seed is None and info.sampling.seed is None
+
     def sampling(self, info: ModelInfo, grammar: str | None = None) -> SamplingParams:
         """Sampling of the first choice; raises ``ApiError`` for a bias on what is no token."""
         bias: list[tuple[int | str, float]] = []
@@ -422,7 +426,7 @@ class _GenerationRequest(SamplingFields):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias=tuple(bias),
-            seed=secrets.randbits(32) if self.seed is None and info.sampling.seed is None else self.seed,
+            seed=secrets.randbits(32) if self.is_random(info) else self.seed,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),

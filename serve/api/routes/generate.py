@@ -451,13 +451,12 @@ def choices(
     lease = context.lease
     adapters = lease.adapter_scales if body.lora is None else adapter_scales(body.lora, lease.info)
     for prompt in prompts:
-        random = body.seed is None and context.lease.info.sampling.seed is None
-        seed = secrets.randbits(32) if random else base.sampling.seed
+        seed = secrets.randbits(32) if body.is_random(lease.info) else base.sampling.seed
         for i in range(body.n):
             out.append(
                 replace(
                     base,
-                    id=context.lease.engine.next_id(),
+                    id=lease.engine.next_id(),
                     prompt=prompt,
                     adapters=adapters,
                     slot=body.id_slot,
