@@ -4,6 +4,8 @@ import json
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -13,7 +15,15 @@ from slm.model.checkpoint import verify
 from slm.runs import list_checkpoints
 from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.config import TrainConfig
-from tests.helpers.small_run import SAMPLES, SmallRun, last_step
+from tests.helpers.small_run import OPTIONS, SAMPLES, SmallRun, last_step
+
+
+WITHOUT_LLAMA_CPP = """
+import runpy, sys
+sys.modules["llama_cpp"] = None
+sys.argv[0] = "slm"
+runpy.run_module("slm.train", run_name="__main__", alter_sys=True)
+"""
 
 
 def losses(root) -> dict[int, float]:
@@ -29,6 +39,15 @@ def finished(corpus, tmp_path_factory):
     options += ("train.checkpoint_every=6", SAMPLES)
     run = SmallRun(folder, *options).finish()
     return run.root, run.out
+
+
+def test_training_begins_before_llama_cpp_is_there(corpus, tmp_path):
+    """A fresh clone trains while llama.cpp is still being compiled."""
+    words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}", "name=early", "train.max_steps=2"]
+    words += ["train.eval_every=2", SAMPLES]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_LLAMA_CPP, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list_checkpoints(tmp_path / "early")
 
 
 @pytest.fixture

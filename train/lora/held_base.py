@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from slm.data.errors import UserError
 from slm.kernels.fused import unsupported_shape
-from slm.llama.blocks.held import HeldBlocks
 from slm.machine.memory import available_bytes
 from slm.model import checkpoint, resize
 from slm.model.config import ModelConfig
@@ -83,6 +82,8 @@ def _line(shape: ModelConfig, rank: int, bits: int) -> str:
 
 def load(directory: str | Path, shape: ModelConfig, bits: int, *, spread: range = range(0)) -> LanguageModel:
     """``resize.load_model`` with matrices held in ``bits``; one tensor at a time is in f32."""
+    from slm.llama.blocks.held import HeldBlocks  # loads llama.cpp, which may still be compiled while training begins
+
     with torch.device("meta"):
         model = LanguageModel(shape)
     modules = {
