@@ -13,11 +13,11 @@ from pathlib import Path
 from slm.export.gguf.adapter import write_adapter
 from slm.export.gguf.writer import write_gguf
 from slm.export.proof import Comparison, Proof
-from slm.export.source import Source
+from slm.export.source import Source, open_model
 from slm.export.staging import Staging
 from slm.model import lora
-from slm.model.checkpoint import load_model
 from slm.model.fingerprint import fingerprint
+from slm.model.layers.held import Values
 from slm.model.lora import Adapter
 from slm.model.transformer import LanguageModel
 
@@ -46,8 +46,8 @@ def open_adapter(source: Source, log: Callable[[str], None]) -> AdapterSource | 
     if not (base / "config.json").is_file():
         log(f"warning: the adapter's base {adapter.base} is not there: no adapter file, only the merged model")
         return None
-    model = load_model(base)
-    if adapter.base_fingerprint not in ("", found := fingerprint(model.state_dict())):
+    model = open_model(base, as_stored=True)
+    if adapter.base_fingerprint not in ("", found := fingerprint(Values(model))):
         log(
             f"warning: {base} holds another model than the adapter was trained on (fingerprint {found}, not "
             f"{adapter.base_fingerprint}): no adapter file, only the merged model; restore what it held"
@@ -70,7 +70,7 @@ def write_proven(
         base_path,
         "f32",
         model=found.model.config,
-        weights=found.model.state_dict(),
+        weights=Values(found.model),
         vocab=source.vocab,
         identity=source.identity,
         record=source.record,

@@ -19,6 +19,7 @@ from slm.export.auto.make import make_chosen
 from slm.export.auto.planner import Planner
 from slm.export.config import UNQUANTIZED, ExportConfig, resolve_types
 from slm.export.imatrix import Begun, ImportanceMatrix, quick_kernels
+from slm.export.parts import MOST_BYTES, compare_parts, layer_groups
 from slm.export.proof import ADAPTER_TYPE, Comparison, Proof
 from slm.export.quantize import size_bound
 from slm.export.rounding.make import METADATA, round_again
@@ -110,7 +111,15 @@ def export(
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     with steps.step("reading the checkpoint"):
-        source = open_source(run, (*types, config.base), pre=config.pre, naming=config.naming(), private=config.private)
+        source = open_source(
+            run,
+            (*types, config.base),
+            pre=config.pre,
+            naming=config.naming(),
+            private=config.private,
+            # A search for types and another rounding than llama.cpp's change weights in place.
+            as_stored=config.rounding == "nearest" and not any(map(is_target, types)),
+        )
     quantized = [kind for kind in types if kind not in UNQUANTIZED]
     proof_text, calibration = choose_texts(config, run, bool(quantized) and _uses_imatrix(config, quantized), log)
     with Staging(config.out or run.gguf_dir) as staging:
@@ -125,7 +134,8 @@ def export(
             steps=steps,
             log=log,
         )
-        check_room(staging.out, sum(size_bound(source.n_params, kind) for kind in dict.fromkeys([*types, making.base])))
+        room = sum(size_bound(source.n_params, kind) for kind in dict.fromkeys([*types, making.base]))
+        check_room(staging.out, room + (MOST_BYTES if making.quantized else 0))
         _write_unquantized(making)
         proof = _prove_unquantized(making)
         _add_adapter(making, proof)
@@ -162,27 +172,39 @@ def _prove_unquantized(making: _Making) -> Proof:
     squares = _squares_to_begin(making)
     watched = squares.watched(source.scorer.fused) if squares else nullcontext()
     with making.steps.step("proof: the checkpoint's side"), watched:
-        proof = Proof(
-            source.scorer,
-            source.tokenizer.encode_document,
-            making.proof_text.content,
-            n_ctx=n_ctx,
-            chunks=options.chunks,
-            kl_tokens=options.kl_tokens,
-            nfc=source.vocab.nfc,
-            unlike=source.vocab.unmarked,
-            n_threads=making.threads,
-            more=partial(chat_failures, tokenizer=source.tokenizer, nfc=source.vocab.nfc, unlike=source.vocab.unmarked),
-        )
+        proof = _begin_proof(making, source, n_ctx, options.chunks)
     if squares:
         making.begun = Begun(squares=squares, inputs=np.stack([each.inputs(proof.stream) for each in proof.windows]))
     for kind, path in making.unquantized.items():
         with making.steps.step(f"proof: {kind}"):
+            if kind in making.plain:
+                making.compared[kind] = proof.compare(path, kind)
             # The files made from a temporary one are compared at full length themselves.
-            chunks = None if kind in making.plain else TEMPORARY_CHUNKS
-            making.compared[kind] = proof.compare(path, kind, chunks=chunks)
+            elif kind == "f32" and len(groups := layer_groups(source.model.config)) > 1:
+                making.log(f"comparing the f32 file in {len(groups)} parts of its layers, for less memory")
+                begin = partial(_begin_proof, making, n_ctx=n_ctx, chunks=TEMPORARY_CHUNKS)
+                making.compared[kind] = compare_parts(source, groups, path, begin)
+            else:
+                making.compared[kind] = proof.compare(path, kind, chunks=TEMPORARY_CHUNKS)
     making.finished += [making.unquantized[kind] for kind in making.plain]
     return proof
+
+
+def _begin_proof(making: _Making, source: Source, n_ctx: int, chunks: int) -> Proof:
+    """The side of ``source``, the checkpoint or a part of it, in comparisons."""
+    nfc, unlike, tokenizer = source.vocab.nfc, source.vocab.unmarked, source.tokenizer
+    return Proof(
+        source.scorer,
+        tokenizer.encode_document,
+        making.proof_text.content,
+        n_ctx=n_ctx,
+        chunks=chunks,
+        kl_tokens=making.config.proof.kl_tokens,
+        nfc=nfc,
+        unlike=unlike,
+        n_threads=making.threads,
+        more=partial(chat_failures, tokenizer=tokenizer, nfc=nfc, unlike=unlike),
+    )
 
 
 def _squares_to_begin(making: _Making) -> ColumnSquares | None:

@@ -29,10 +29,16 @@ from slm.kernels.native import VARIANTS
 from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import GgufTensor, read_header
 from slm.llama.quantize import quant_types
-from slm.model.checkpoint import MANIFEST, load_model, verify
+from slm.model.checkpoint import MANIFEST, load_config, load_model, verify
+from slm.model.held_model import load_as_stored
+from slm.model.layers.held import Values
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights, load_quantized
 from slm.model.transformer import LanguageModel
 from slm.vocabulary.gguf_vocab import Vocab, build_vocab
+
+LARGE = 1 << 30
+"""Bytes of a model in f32 above which its matrices may stay in their file: reading them for each pass then takes a
+small part of the pass."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,7 @@ class Source:
             path,
             "f32",
             model=self.model.config,
-            weights=self.model.state_dict(),
+            weights=Values(self.model),
             vocab=self.vocab,
             identity=self.identity,
             record=self.record,
@@ -81,7 +87,7 @@ class Source:
             path,
             kind,
             model=self.model.config,
-            weights=self.model.state_dict(),
+            weights=Values(self.model),
             vocab=self.vocab,
             identity=self.identity,
             record=self.record,
@@ -95,18 +101,20 @@ def open_source(
     pre: str | None = None,
     naming: Naming | None = None,
     private: bool = False,
+    as_stored: bool = False,
 ) -> Source:
     """Load and check the run's checkpoint before anything is written.
 
     ``types``: all that will be made, the base included. ``pre``: tokenizer.ggml.pre, where it is not recognised.
-    ``private``: the files' record names data files and sample prompts.
+    ``private``: the files' record names data files and sample prompts. ``as_stored``: the matrices of a large model
+    may stay in their file.
     """
     checkpoint = run.checkpoint()
     if (checkpoint / MANIFEST).is_file():
         verify(checkpoint, training=False)
-    model = load_model(checkpoint)
+    model = open_model(checkpoint, as_stored=as_stored)
     model.config.check_runs_in_llama_cpp()
-    check_weights(model.state_dict(), to_f16="f16" in types)
+    check_weights(Values(model), to_f16="f16" in types)
     vocab = build_vocab(checkpoint, model.config.vocab_size, pre, arch=model.config.arch)
     tokenizer = load_tokenizer(checkpoint)
     scorer = TorchScorer(
@@ -130,9 +138,16 @@ def open_source(
     )
 
 
+def open_model(directory: Path, *, as_stored: bool) -> LanguageModel:
+    """The model of a checkpoint in f32; ``as_stored``: the matrices of a large one stay in their file."""
+    if as_stored and 4 * load_config(directory).n_params > LARGE:
+        return load_as_stored(directory)
+    return load_model(directory)
+
+
 def _open_quantized(checkpoint: Path, model: LanguageModel) -> QuantizedWeights | None:
     """The blocks that the checkpoint was trained with. UserError where they do not stand for its weights."""
-    found, weights = load_quantized(checkpoint), model.state_dict()
+    found, weights = load_quantized(checkpoint), Values(model)
     for name, kind in found.types.items() if found else ():
         assert found is not None
         blocks_OC, weight_OD = found.blocks[name].numpy(), weights[name]

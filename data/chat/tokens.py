@@ -76,6 +76,17 @@ def end_of_turn(tokenizer: Tokenizer) -> int | None:
         return None
 
 
+def template_fault(tokenizer: Tokenizer) -> str | None:
+    """Why no chat works with the tokenizer's own chat template; None where one does, and without a template."""
+    if own_template(tokenizer) is None:
+        return None
+    try:
+        ChatEncoder(tokenizer).template.prompt([{"role": "user", "content": "Hello"}])
+    except (UserError, TemplateRefusesError) as error:
+        return str(error)
+    return None
+
+
 class ChatEncoder:
     """Conversations as token ids. UserError at construction for a tokenizer without a valid chat template."""
 

@@ -4,7 +4,7 @@ Shape suffixes: O output rows, D input columns.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from slm.model.config import ModelConfig
 F16_LARGEST = 65_504.0
 
 
-def check_weights(weights: dict[str, Tensor], *, to_f16: bool) -> None:
+def check_weights(weights: Mapping[str, Tensor], *, to_f16: bool) -> None:
     """UserError naming the first tensor that holds NaN or infinity, or (``to_f16``) what f16 cannot hold."""
     for name, tensor in weights.items():
         if not torch.isfinite(tensor).all():
@@ -33,8 +33,11 @@ def check_weights(weights: dict[str, Tensor], *, to_f16: bool) -> None:
             )
 
 
-def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(GGUF name, f32 tensor) of everything the file holds, one at a time. Blocks (uint8) stay as they are.
+def gguf_tensors(
+    config: ModelConfig, weights: Mapping[str, Tensor], blocks: Mapping[str, Tensor] | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """(GGUF name, f32 tensor) of everything the file holds, one at a time. ``blocks`` (uint8), which take the place of
+    the weights of their names, stay as they are.
 
     The ``llama`` architecture turns neighbouring values of a head together where Hugging Face turns value i with
     value i + E/2, so queries' and keys' rows change places; the others keep them. A norm is written as its gain: where
@@ -42,9 +45,10 @@ def gguf_tensors(config: ModelConfig, weights: dict[str, Tensor]) -> Iterator[tu
     """
     if config.rope_scaling and config.rope_scaling["rope_type"] == "llama3":
         yield "rope_freqs.weight", rope_factors(config)
-    for name, weight in weights.items():
+    for name in weights:
         if config.tie_embeddings and name == "lm_head.weight":
             continue
+        weight = blocks[name] if blocks and name in blocks else weights[name]
         tensor = weight.detach() if weight.dtype == torch.uint8 else weight.detach().float()
         if config.traits.norm_offset and name.endswith("norm.weight"):
             tensor = tensor + config.traits.norm_offset

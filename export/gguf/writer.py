@@ -1,11 +1,13 @@
 """Writing a checkpoint as one GGUF file: standard metadata, tokenizer, tensors, standard file name."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from slm.data.errors import UserError
@@ -21,6 +23,7 @@ from slm.llama.gguf_check import GGML_TYPES
 from slm.model.config import ModelConfig
 from slm.model.fingerprint import fingerprint
 from slm.model.quantized import RECORD, QuantizedWeights
+from slm.model.transformer import shapes
 from slm.runs import ADAPTER_END, Run, saved_config
 from slm.vocabulary.gguf_vocab import Vocab
 
@@ -163,7 +166,7 @@ def write_gguf(
     encoding: str,
     *,
     model: ModelConfig,
-    weights: dict[str, Tensor],
+    weights: Mapping[str, Tensor],
     vocab: Vocab,
     identity: Identity,
     record: str,
@@ -180,10 +183,12 @@ def write_gguf(
     writer = gguf.GGUFWriter(None, arch=model.arch)
     name_of_weights = fingerprint(weights)
     kinds = {gguf_name(name, model.arch): kind for name, kind in quantized.types.items()} if quantized else {}
-    weights = weights | quantized.blocks if quantized else weights
+    blocks = quantized.blocks if quantized else None
+    sizes = shapes(model)
+    empty = {name: torch.empty(sizes[name], device="meta") for name in weights if name in sizes}
     try:
         needed = 0
-        for name, tensor in gguf_tensors(model, weights):
+        for name, tensor in gguf_tensors(model, empty, blocks):  # no value is read yet
             dtype: np.dtype[Any]
             if name in kinds:
                 kind, n_bytes, dtype = kinds[name], tensor.numel(), np.dtype(np.uint8)
@@ -200,9 +205,10 @@ def write_gguf(
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for name, tensor in gguf_tensors(model, weights):
-            blocks = tensor.contiguous().numpy() if name in kinds else None
-            writer.write_tensor_data(encode(tensor, stored_type(name, tensor, encoding)) if blocks is None else blocks)
+        for name, tensor in gguf_tensors(model, weights, blocks):
+            as_is = name in kinds
+            kind = stored_type(name, tensor, encoding)
+            writer.write_tensor_data(tensor.contiguous().numpy() if as_is else encode(tensor, kind))
         writer.close()
     except OSError as error:
         raise UserError(

@@ -3,6 +3,7 @@
 Shape suffixes: B windows, T positions, D model width, V vocabulary, N scored tokens.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,14 @@ class TorchScorer:
         self.fused: Fused | None = None
         """The training kernels in f32, where ``logits`` and ``nll`` compute with them."""
 
+    def of(self, model: "LanguageModel") -> "TorchScorer":
+        """The same scorer of another model with this vocabulary."""
+        found = copy.copy(self)
+        found.model = model.eval()
+        if self.fused is not None:
+            found.use(self.fused.kernels)
+        return found
+
     def use(self, kernels: "Kernels") -> None:
         """Compute ``logits`` and ``nll`` with these kernels, in f32, instead of PyTorch. They must be usable."""
         from slm.kernels.fused import Fused
@@ -63,10 +72,11 @@ class TorchScorer:
         import torch
         import torch.nn.functional as F
 
+        head_VD = self.model.head_weight_VD
         for window in windows:
             with torch.inference_mode():  # not while the caller has its turn
                 x_TD = self._hidden([window], stream)[0]
-                logits = F.linear(x_TD[window.first : window.last], self.model.head_weight_VD)
+                logits = F.linear(x_TD[window.first : window.last], head_VD)
             yield window, logits.float().numpy()
 
     def ragged_logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
@@ -75,6 +85,7 @@ class TorchScorer:
         import torch
         import torch.nn.functional as F
 
+        head_VD = self.model.head_weight_VD
         for group in _ragged_groups(windows, most_tokens=BATCH_TOKENS):
             ids_BT = np.zeros((len(group), max(map(_length, group))), np.int64)
             for row_T, window in zip(ids_BT, group, strict=True):
@@ -84,14 +95,14 @@ class TorchScorer:
                 x_BTD = self.model.hidden_states(torch.from_numpy(ids_BT), self.model.new_cache())
             for row, window in enumerate(group):
                 with torch.inference_mode():  # not while the caller has its turn
-                    logits = F.linear(x_BTD[row, window.first : window.last], self.model.head_weight_VD)
+                    logits = F.linear(x_BTD[row, window.first : window.last], head_VD)
                 yield window, logits.float().numpy()
 
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
         import torch
         import torch.nn.functional as F
 
-        found = []
+        found, head_VD = [], self.model.head_weight_VD
         with torch.inference_mode():
             for group in _groups(windows, most_tokens=BATCH_TOKENS):
                 x_BTD = self._hidden(group, stream)
@@ -102,7 +113,7 @@ class TorchScorer:
                 )
                 rows = max(1, self.logits_budget // self.model.config.vocab_size)
                 for part_ND, part_N in zip(x_ND.split(rows), targets_N.split(rows), strict=True):
-                    logits_NV = F.linear(part_ND, self.model.head_weight_VD).float()
+                    logits_NV = F.linear(part_ND, head_VD).float()
                     found.append(F.cross_entropy(logits_NV, part_N, reduction="none").double().numpy())
                 if progress:
                     progress(sum(window.stop - window.start for window in group))

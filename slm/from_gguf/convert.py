@@ -29,6 +29,8 @@ _FORMAT = 1
 """Version of the written format. A higher number reads files again."""
 RECORD = "gguf.json"
 """What a checkpoint was read back from, and how far it was compared."""
+_LEAST_BITS = 4.5
+"""Of a weight in memory: a block's, with its scale."""
 _UNQUANTIZED = proof.UNQUANTIZED
 
 
@@ -156,12 +158,13 @@ def _write_card(contents: Contents, directory: Path) -> None:
 
 
 def _check_memory(contents: Contents, shape: ModelConfig) -> None:
-    """UserError where the weights as f32 exceed the memory that is free."""
-    needed, free = 4 * shape.n_params, available_bytes()
+    """UserError where not even blocks of four bits fit, over which an adapter can be trained."""
+    needed, free = int(_LEAST_BITS * shape.n_params / 8), available_bytes()
     if needed > free:
         raise UserError(
-            f"{contents.path.name} has {shape.n_params:,} parameters: as f32, which training computes with, they take "
-            f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: take a smaller model, or free memory"
+            f"{contents.path.name} has {shape.n_params:,} parameters: in blocks of four bits, which is the least that "
+            f"training computes with (lora.base_bits=4), they take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            "memory are free: take a smaller model, or free memory"
         )
 
 

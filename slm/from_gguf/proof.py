@@ -126,10 +126,10 @@ def _logits(path: Path, directory: Path) -> dict[str, Any]:
 
     from slm.llama.context import Batch, Context
     from slm.llama.model import Model
-    from slm.model.checkpoint import load_model
+    from slm.model.held_model import load_as_stored
 
     contents = open_contents(path)
-    tokenizer, model = load_tokenizer(directory), load_model(directory)
+    tokenizer, model = load_tokenizer(directory), load_as_stored(directory)
     ids = tokenizer.encode_document("\n".join(PROBES[3:6] + PROBES[7:15]))
     ids = ids[: min(POSITIONS, model.config.seq_len)]
     # Keys and values in f32, and no flash attention: only the products' own rounding is left.

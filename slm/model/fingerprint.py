@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from slm.model.layers.held import Values, held_of, rows_of
+
 ROWS = 16
 """Evenly spaced values per tensor, including the first and the last. 350M parameters take about 10 MB."""
 _LENGTH = 16
@@ -21,8 +23,10 @@ def fingerprint(weights: Mapping[str, Tensor]) -> str:
     """16 hexadecimal digits for weights by their Hugging Face names."""
     digest = hashlib.sha256()
     for name in sorted(weights):
-        tensor = weights[name].detach()
+        tensor = weights.parameter(name) if isinstance(weights, Values) else weights[name].detach()
         digest.update(f"{name} {list(tensor.shape)}\n".encode())
-        rows = torch.linspace(0, len(tensor) - 1, min(ROWS, len(tensor))).round().long() if tensor.dim() > 1 else ...
-        digest.update(tensor[rows].to(torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes())
+        if tensor.dim() > 1:
+            numbers = torch.linspace(0, len(tensor) - 1, min(ROWS, len(tensor))).round().long()
+            tensor = tensor[numbers] if held_of(tensor) is None else rows_of(tensor, numbers)
+        digest.update(tensor.to(torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:_LENGTH]

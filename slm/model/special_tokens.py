@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slm.data.chat.tokens import end_of_turn
+from slm.data.chat.tokens import end_of_turn, template_fault
 from slm.data.errors import UserError, one_line
 from slm.data.tokenizers.make import load_tokenizer
 
@@ -21,8 +21,12 @@ class SpecialTokens:
     """``bos``, ``eos``, ... to the id, for those there are."""
     added: dict[str, bool] = field(default_factory=lambda: {"bos": False})
     """``bos`` (always present), ``eos``, ``sep`` to whether it is put around a text by default."""
+    beyond: dict[str, int] = field(default_factory=dict)
+    """The ids of ``ids``' kinds for which the model has no row, and that have no other."""
     chat_template: Any = None
     """Jinja text, or several as llama.cpp's converter takes them; None for a base model."""
+    template_fault: str | None = None
+    """Why no chat works with the template."""
 
     @property
     def bos_added(self) -> int | None:
@@ -43,9 +47,13 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
     """
     import gguf
 
+    beyond: dict[str, int] = {}
+
     class Special(gguf.SpecialVocab):
         def _set_special_token(self, typ: str, tid: Any) -> None:
-            if not (isinstance(tid, int) and tid < 0):  # some configurations say -1 for none
+            if isinstance(tid, int) and tid >= vocab_size:
+                beyond.setdefault(typ, tid)
+            elif not (isinstance(tid, int) and tid < 0):  # some configurations say -1 for none
                 super()._set_special_token(typ, tid)
 
     try:
@@ -54,12 +62,14 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
         raise UserError(
             f"the tokenizer's files in {directory} cannot be read ({one_line(error)}): copy them again"
         ) from error
+    fault = None
     ids = {name: token for name, token in special.special_token_ids.items() if name in _IDS}
     added = {name: bool(value) for name, value in special.add_special_token.items() if name in _ADDED}
     if (directory / "tokenizer.json").is_file():
         tokenizer = load_tokenizer(directory)
-        if "eot" not in ids and (turn := end_of_turn(tokenizer)) is not None and turn < vocab_size:
-            ids["eot"] = turn
+        if "eot" not in ids and (turn := end_of_turn(tokenizer)) is not None:
+            (ids if turn < vocab_size else beyond)["eot"] = turn
+        fault = template_fault(tokenizer)
         added["bos"] = len(tokenizer.begins) == 1 and tokenizer.begins[0] < vocab_size
         if added["bos"]:
             ids["bos"] = tokenizer.begins[0]
@@ -71,4 +81,5 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
         named = template if isinstance(template, list) else []
         others = [each for each in named if each.get("name") != "default"]
         template = [{"name": "default", "template": own}, *others] if others else own
-    return SpecialTokens(ids=ids, added=added, chat_template=template)
+    beyond = {name: token for name, token in beyond.items() if name in _IDS and name not in ids}
+    return SpecialTokens(ids=ids, added=added, beyond=beyond, chat_template=template, template_fault=fault)

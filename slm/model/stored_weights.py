@@ -61,16 +61,28 @@ def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, 
 
     A ``.bin`` is read whole.
     """
-    files = _weight_files(Path(directory))
-    if files[0].suffix != ".safetensors":
+    if (places := stored_places(directory, tied=tied)) is None:
         weights = load_weights(directory)
         yield from (with_table(weights) if tied else weights).items()
         return
+    for name, (path, stored) in places.items():
+        tensor = _tensor(path, stored)  # opened anew: what was read before is given up
+        _check(name, tensor, directory)
+        yield name, tensor
+
+
+def stored_places(directory: str | Path, *, tied: bool) -> dict[str, tuple[Path, str]] | None:
+    """By a tensor's name, the safetensors file that holds it and its name there; of a ``tied`` model the one table.
+    None where the weights are a ``.bin``."""
+    files = _weight_files(Path(directory))
+    if files[0].suffix != ".safetensors":
+        return None
     places: dict[str, Path] = {}
     for path in files:
         with _opened(path) as file:
             places |= dict.fromkeys(file.keys(), path)
     names = plain_names(places, str(directory))
+    found = {}
     for each, path in places.items():
         name = names[each]
         if name.endswith("rotary_emb.inv_freq"):
@@ -79,10 +91,8 @@ def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, 
             if TABLE in names.values():
                 continue
             name = TABLE
-        with _opened(path) as file:  # opened anew: what was read before is given up
-            tensor = file.get_tensor(each)
-        _check(name, tensor, directory)
-        yield name, tensor
+        found[name] = path, each
+    return found
 
 
 @contextlib.contextmanager
@@ -250,6 +260,9 @@ def _shards(directory: Path, index: str) -> list[Path]:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): download it again") from None
+    # Of a model from elsewhere: it is not to have other files of this machine read.
+    if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise UserError(f"{path} names {outside[0]!r}, which is no file of its folder: download the model again")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
         raise UserError(f"{directory} lacks {missing[0]}, which its {index} names; download it again")

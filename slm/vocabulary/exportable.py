@@ -15,6 +15,7 @@ from pathlib import Path
 from subprocess import SubprocessError
 from typing import Any
 
+from slm.data.chat.tokens import template_fault
 from slm.data.errors import UserError, excerpt, one_line
 from slm.data.storage import atomic_write_text, cache_home, fingerprint
 from slm.data.tokenizers.make import load_tokenizer
@@ -24,7 +25,7 @@ from slm.machine.crashes import ended_by, run_trial
 from slm.setup.llama import wait as wait_for_build
 from slm.vocabulary.gguf_vocab import Vocab, build_vocab
 
-_FORMAT = 1
+_FORMAT = 2
 """Version of the questions. A higher number asks again."""
 
 
@@ -36,6 +37,8 @@ def require_exportable(
     ``rows``: of the model's embedding. ``ids``: ``bos_token_id`` and others of the model's ``config.json``. ``name``:
     the model's, by which llama.cpp knows some of a tokenizer's habits. ``otherwise``: what to do to train all the same.
     """
+    if fault := template_fault(tokenizer):
+        print(f"warning: exported files will hold a chat template with which no chat works: {fault}", flush=True)
     wait_for_build()
     facts = (_FORMAT, rows, sorted(ids.items(), key=str), "phi" in name.lower() and name, build_stamp())
     passed = cache_home() / "exportable" / fingerprint((facts, sorted(tokenizer.files.items())))

@@ -92,6 +92,8 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
         )
     _note_left_out(vocab, json_file, vocab_size)
     _add_special_tokens(vocab, directory, vocab_size)
+    if fault := vocab.special.template_fault:
+        vocab.warnings.append(f"the chat template is passed on as it is, and no chat works with it: {fault}")
     settings = directory / "tokenizer_config.json"
     if arch in ("llama", "smollm3", "granite") and vocab.model == "gpt2" and settings.is_file():
         # The converter copies this for Llama only; byte-level BPE ignores it.
@@ -268,8 +270,15 @@ def _from_sentencepiece(directory: Path, path: Path, vocab_size: int) -> Vocab:
 
 
 def _add_special_tokens(vocab: Vocab, directory: Path, vocab_size: int) -> None:
-    """Ids of special tokens, what is added by default, and the chat template."""
+    """Ids of special tokens, what is added by default, and the chat template. UserError where no text could end."""
     special = read_special_tokens(directory, vocab_size)
+    for name, ended in (("eos", "text"), ("eot", "turn of a chat")):
+        if name in special.beyond:
+            raise UserError(
+                f"the token {special.beyond[name]} that ends a {ended} has no row in the model, which has {vocab_size}, "
+                "so none would end: name a token of the model (eos_token in tokenizer_config.json, and the chat "
+                "template), or copy the model's own tokenizer files there"
+            )
     if vocab.model == "t5":  # llama.cpp would assume T5's habit of adding eos
         special = replace(special, added=special.added | {"eos": special.added.get("eos", False)})
     vocab.special = special

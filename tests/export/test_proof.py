@@ -139,7 +139,7 @@ def test_one_window_of_a_temporary_file_finds_small_errors(error, tmp_path, monk
     write, change = slm.export.source.write_gguf, SUBTLE[error]
 
     def wrong(path, kind, *, model, weights, **rest):
-        model, weights = change(model, weights)
+        model, weights = change(model, dict(weights))
         write(path, kind, model=model, weights=weights, **rest)
 
     monkeypatch.setattr(slm.export.source, "write_gguf", wrong)

@@ -6,18 +6,18 @@ these types are found again in the values that they stand for: layers that a GGU
 Tested in tests/train/lora/test_held_base.py.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from slm.data.errors import UserError
 from slm.kernels.fused import unsupported_shape
 from slm.machine.memory import available_bytes
-from slm.model import checkpoint, resize
+from slm.model import resize
 from slm.model.config import ModelConfig
-from slm.model.layers.held import hold
+from slm.model.held_model import assemble
 from slm.model.stored_weights import stream_weights
 from slm.model.transformer import LanguageModel
 from slm.train.config import RunConfig
@@ -84,30 +84,19 @@ def load(directory: str | Path, shape: ModelConfig, bits: int, *, spread: range 
     """``resize.load_model`` with matrices held in ``bits``; one tensor at a time is in f32."""
     from slm.llama.blocks.held import HeldBlocks  # loads llama.cpp, which may still be compiled while training begins
 
-    with torch.device("meta"):
-        model = LanguageModel(shape)
-    modules = {
-        f"{name}.weight": each for name, each in model.named_modules() if isinstance(each, nn.Linear | nn.Embedding)
-    }
-    own = model.state_dict()
-    found: set[str] = set()
-    for name, stored in stream_weights(directory, tied=shape.tie_embeddings):
-        tensor = stored
-        if name in resize.TABLES:
-            tensor = resize.with_rows(tensor, shape.vocab_size).float()
+    def place(name: str, tensor: Tensor) -> HeldBlocks | None:
+        if tensor.shape[1] % BLOCK:
+            return None
+        return HeldBlocks(KINDS[8 if name in resize.TABLES else bits], tensor.float().numpy())
+
+    def resized() -> Iterator[tuple[str, Tensor]]:
+        for name, stored in stream_weights(directory, tied=shape.tie_embeddings):
+            if name not in resize.TABLES:
+                yield name, stored
+                continue
+            table = resize.with_rows(stored, shape.vocab_size).float()
             if spread:
-                resize.spread_rows(tensor, spread)
-        checkpoint.check_tensor(own, name, tensor, arch=shape.arch, where=str(directory))
-        found.add(name)
-        if name in modules and tensor.shape[1] % BLOCK == 0:
-            kind = KINDS[8 if name in resize.TABLES else bits]
-            hold(modules[name], HeldBlocks(kind, tensor.float().numpy()))
-        else:
-            _put(model, name, tensor.float().clone())
-    checkpoint.check_complete(own, found, where=str(directory))
-    return model
+                resize.spread_rows(table, spread)
+            yield name, table
 
-
-def _put(model: LanguageModel, name: str, tensor: Tensor) -> None:
-    module, _, leaf = name.rpartition(".")
-    setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
+    return assemble(shape, resized(), place, where=str(directory))

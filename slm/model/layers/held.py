@@ -101,6 +101,10 @@ class Values(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._parameters)
 
+    def parameter(self, name: str) -> Tensor:
+        """The parameter, without its values where these are held."""
+        return self._parameters[name].detach() if held_of(self._parameters[name]) is None else self._parameters[name]
+
 
 def _linear(module: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x, whole(module.weight), module.bias)

@@ -55,4 +55,13 @@ def test_without_a_beginning_the_end_stands_before_a_text(directory):
 
 def test_ids_that_the_model_does_not_have_are_left_out(directory):
     directory(bos_token="<s>", eos_token="</s>")
-    assert read_special_tokens(directory.path, 257).ids == {"bos": 256}
+    found = read_special_tokens(directory.path, 257)
+    assert (found.ids, found.beyond) == ({"bos": 256}, {"eos": 257})
+    assert read_special_tokens(directory.path, 258).beyond == {}
+
+
+def test_a_template_with_which_no_chat_works_is_told(directory):
+    directory(eos_token="</s>", chat_template="{{ messages[0].content }}")
+    assert read_special_tokens(directory.path, 258).template_fault is None
+    directory(eos_token="</s>", chat_template="{% for m in messages %}")
+    assert "endfor" in read_special_tokens(directory.path, 258).template_fault

@@ -233,3 +233,13 @@ def test_shards_are_read_a_tensor_at_a_time(tmp_path, monkeypatch):
     (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"{")
     with pytest.raises(UserError, match=r"model-00002-of-00002\.safetensors cannot be read"):
         dict(stream_weights(tmp_path, tied=False))
+
+
+@pytest.mark.parametrize("name", ("../other/model.safetensors", "/etc/passwd", "weights/part.safetensors"))
+def test_an_index_names_files_of_its_own_folder_alone(tmp_path, name):
+    saved(tmp_path / "model", tied=False)
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "part.safetensors")
+    weight_map = {"a": "part.safetensors", "b": name}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match=r"index\.json names '.*', which is no file of its folder"):
+        load_weights(tmp_path / "model")

@@ -57,6 +57,27 @@ def test_an_unknown_split_and_a_wrong_size_are_named(tmp_path):
     assert "belongs to another model" in refusal(tiny.tokenizer(), rows=256)
 
 
+def test_an_end_for_which_the_model_has_no_row_is_refused():
+    settings = {**tiny.tokenizer().settings, "eos_token": "<|end|>"}
+    spec = json.loads(tiny.tokenizer().files["tokenizer.json"])
+    spec["added_tokens"].append(special_token(5000, "<|end|>"))
+    files = {"tokenizer.json": json.dumps(spec).encode(), "tokenizer_config.json": json.dumps(settings).encode()}
+    said = refusal(Tokenizer(tiny.tokenizer().files | files, name="endless"), rows=400)
+    assert "the token 5000 that ends a text has no row in the model, which has 400" in said
+
+
+def test_a_turn_for_the_end_of_which_the_model_has_no_row_is_refused():
+    marks = ("<|im_start|>", "<|im_end|>")
+    tokenizer = with_template(base_tokenizer(), RSTRIP, marks, bos="<|endoftext|>", eos="<|endoftext|>")
+    assert "that ends a turn of a chat has no row" in refusal(tokenizer, rows=tokenizer.vocab_size - 1)
+
+
+def test_a_template_that_does_not_render_is_told(capsys):
+    tokenizer = with_template(base_tokenizer(), "{% for m in messages %}", (), bos=None, eos="<|endoftext|>")
+    require_exportable(tokenizer, rows=768, **FACTS)
+    assert "warning: exported files will hold a chat template with which no chat works: " in capsys.readouterr().out
+
+
 def test_a_sentencepiece_model_that_removes_spaces_is_refused(tmp_path):
     import sentencepiece
 
