@@ -9,6 +9,7 @@ Tested in tests/export/test_parts.py.
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ def layer_groups(config: ModelConfig) -> list[range]:
     most = max(1, (MOST_BYTES - ends) // layer)
     n_parts = -(-n_layers // most)
     bounds = [number * n_layers // n_parts for number in range(n_parts + 1)]
-    return [range(start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [range(start, stop) for start, stop in pairwise(bounds)]
 
 
 def part_of(source: Source, layers: range) -> Source:

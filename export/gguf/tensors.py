@@ -20,13 +20,14 @@ F16_LARGEST = 65_504.0
 def check_weights(weights: Mapping[str, Tensor], *, to_f16: bool) -> None:
     """UserError naming the first tensor that holds NaN or infinity, or (``to_f16``) what f16 cannot hold."""
     for name, tensor in weights.items():
-        if not torch.isfinite(tensor).all():
-            what = "NaN" if torch.isnan(tensor).any() else "infinity"
+        low, high = (each.item() for each in tensor.aminmax())  # NaN where one of the values is NaN
+        if not (math.isfinite(low) and math.isfinite(high)):
+            what = "NaN" if math.isnan(low) else "infinity"
             raise UserError(
                 f"the tensor {name} holds {what}: this checkpoint is broken; "
                 "export an earlier one (run=RUN/checkpoints/step-...)"
             )
-        if to_f16 and tensor.ndim > 1 and (largest := tensor.abs().max().item()) > F16_LARGEST:
+        if to_f16 and tensor.ndim > 1 and (largest := max(-low, high)) > F16_LARGEST:
             raise UserError(
                 f"the tensor {name} reaches {largest:.4g}, more than f16 holds ({F16_LARGEST:.0f}); "
                 "use bf16 or f32 instead of f16"

@@ -275,8 +275,8 @@ def _add_special_tokens(vocab: Vocab, directory: Path, vocab_size: int) -> None:
     for name, ended in (("eos", "text"), ("eot", "turn of a chat")):
         if name in special.beyond:
             raise UserError(
-                f"the token {special.beyond[name]} that ends a {ended} has no row in the model, which has {vocab_size}, "
-                "so none would end: name a token of the model (eos_token in tokenizer_config.json, and the chat "
+                f"the token {special.beyond[name]} that ends a {ended} has no row in the model, which has "
+                f"{vocab_size}, so none would end: name a token of the model (eos_token in tokenizer_config.json, and the chat "
                 "template), or copy the model's own tokenizer files there"
             )
     if vocab.model == "t5":  # llama.cpp would assume T5's habit of adding eos

@@ -14,7 +14,7 @@ from tests.helpers import tiny_checkpoint as tiny
 IDS_BT = torch.arange(40).view(2, 20)
 
 
-@pytest.mark.parametrize("changes", ({}, {"arch": "qwen2", "tie_embeddings": True}, {"arch": "lfm2", "n_layers": 2}))
+@pytest.mark.parametrize("changes", [{}, {"arch": "qwen2", "tie_embeddings": True}, {"arch": "lfm2", "n_layers": 2}])
 def test_matrices_stay_in_the_file_and_the_logits_are_the_same(tmp_path, changes):
     tiny.checkpoint(tmp_path, **changes)
     half = {name: tensor.bfloat16() for name, tensor in load_file(tmp_path / WEIGHTS).items()}

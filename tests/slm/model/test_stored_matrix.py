@@ -12,7 +12,7 @@ from slm.model.stored_matrix import stored_matrices
 VALUES = torch.randn(ROWS + 70, 6, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rows_are_those_of_the_tensor(tmp_path, dtype):
     stored = VALUES.to(dtype)
     save_file({"norm": torch.ones(5), "w": stored, "taps": torch.ones(2, 1, 3)}, tmp_path / "m.safetensors")

@@ -235,7 +235,7 @@ def test_shards_are_read_a_tensor_at_a_time(tmp_path, monkeypatch):
         dict(stream_weights(tmp_path, tied=False))
 
 
-@pytest.mark.parametrize("name", ("../other/model.safetensors", "/etc/passwd", "weights/part.safetensors"))
+@pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "weights/part.safetensors"])
 def test_an_index_names_files_of_its_own_folder_alone(tmp_path, name):
     saved(tmp_path / "model", tied=False)
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "part.safetensors")
