@@ -92,7 +92,9 @@ class Interpolation(Component):
         if share == 1:
             return False
         run.forget_losses()
-        losses = "" if tuned is None else f": {tuned:.4f} -> {loss:.4f} nats per token, {self._before:.4f} before tuning"
+        losses = (
+            "" if tuned is None else f": {tuned:.4f} -> {loss:.4f} nats per token, {self._before:.4f} before tuning"
+        )
         line = f"the weights keep {share:g} of their change from the base (components.interpolation){losses}"
         run.log.event("interpolated", state.step, line, share=share, before=tuned, after=loss)
         return True

@@ -73,7 +73,10 @@ def test_a_run_that_is_over_is_not_moved_twice(base, tmp_path):
     [
         (["+components.interpolation.kept=0.5"], "goes back towards a base: name that model with init_from=DIR"),
         (["+components.interpolation.kept=1.5", "init_from=DIR"], "kept is 1.5 and must be above 0"),
-        (["+components.interpolation.kept=null", "init_from=DIR", "lora.rank=4", "optim=adamw"], "leave it out with lora.rank"),
+        (
+            ["+components.interpolation.kept=null", "init_from=DIR", "lora.rank=4", "optim=adamw"],
+            "leave it out with lora.rank",
+        ),
     ],
 )
 def test_what_does_not_fit_is_said(words, message):
