@@ -27,8 +27,8 @@ class TuneOptions:
     """Rank of a low-rank adapter that is trained in place of the weights; 0: all weights are trained."""
 
     kept: float | None = None
-    """Share of the weights' change from a downloaded base that is kept at the end, so that less of what the base knew is
-    lost; 1: all. None: the least that keeps nearly all that was learned (``components/interpolation.py``)."""
+    """Share of the weights' change from a downloaded base that is kept at the end, so that less of what it knew
+    is lost; 1: all. None: the least that keeps nearly all that was learned (``components/interpolation.py``)."""
 
     def __post_init__(self) -> None:
         if self.kept is not None and not 0 < self.kept <= 1:
