@@ -465,10 +465,10 @@ class Engine:
         if current.max_generated == 0:
             return [*events, self._finish(current, "", "length")]
         constraint, current.late_row = current.constraint, None  # a row from before it was preempted
-        if constraint is not None and not chunk.n_drafted:
-            if not constraint.wait(max(masks_by - time.monotonic(), 0.0)):
-                current.late_row = self._runner.logits(last_row)
-                return events
+        patience_s = max(masks_by - time.monotonic(), 0.0)
+        if constraint is not None and not chunk.n_drafted and not constraint.wait(patience_s):
+            current.late_row = self._runner.logits(last_row)
+            return events
         delta = self._sample_chunk(current, chunk, last_row) if chunk.n_drafted else self._sample_one(current, last_row)
         return [*events, delta] if delta is not None else events
 
