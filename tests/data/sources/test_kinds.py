@@ -68,6 +68,8 @@ def test_advice_gives_the_right_letters(text, name):
         ("LICENSE", b"Permission is granted", "text"),
         ("program", bytes(range(256)) * 16, None),
         ("a.xyz", b"words", None),
+        ("Inbox", b"From - Mon Jan 01 10:00:00 2024\nX-Mozilla-Status: 0001\nX-A: b\n c\nSubject: x\n\nHi", "mail"),
+        ("letter", b"From here we went on,\nand then home.\nDate: none", "text"),
         ("page", b"<!-- x -->\n<!DOCTYPE HTML>\n<p>", "html"),
         ("page.html", b"<p>", "html"),
         ("a.txt", b"%PDF-1.7 ...", "pdf"),
