@@ -16,9 +16,10 @@ from slm.data.chat.tokens import ChatEncoder
 from slm.data.quality import language
 from slm.data.sources import duplicates
 from slm.data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, count
+from slm.data.sources.corpus import SMALL_CORPUS
 from slm.data.sources.filters import make_change, make_filter, settings
 from slm.data.sources.held_out import contents_of, documents_of
-from slm.data.sources.plan import SMALL_CORPUS, Plan, open_whole_corpus, text_bytes, validation_files
+from slm.data.sources.plan import Plan, open_whole_corpus, text_bytes, validation_files
 from slm.data.sources.prepared.manifest import CALIBRATION, TRAIN, PreparedText
 from slm.data.storage import stamps
 from slm.data.stream.conversations import in_block

@@ -16,8 +16,9 @@ from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
 from slm.data.errors import UserError, one_line
 from slm.data.quality.repeats.in_memory import Finder
+from slm.data.sources.corpus import SMALL_CORPUS
 from slm.data.sources.documents import make_plans, sample_documents
-from slm.data.sources.plan import SMALL_CORPUS, plan_sources
+from slm.data.sources.plan import plan_sources
 from slm.data.statistics import Statistics
 from slm.data.storage import atomic_write_bytes
 from slm.data.stream.chat_setup import chat_setup
