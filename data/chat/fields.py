@@ -164,7 +164,9 @@ def joined(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A value as text: text itself, else JSON. Null is empty."""
+    """A value as text: text itself, JSON, or of a table's dates and decimals their own text. Null is empty."""
     if is_absent(value):
         return ""
-    return value if isinstance(value, str) else json.dumps(without_nulls(value), ensure_ascii=False, default=str)
+    if isinstance(value, dict | list | tuple | bool | int | float):
+        return json.dumps(without_nulls(value), ensure_ascii=False, default=str)
+    return str(value)

@@ -53,6 +53,7 @@ ODD_WEIGHTS = "weights other than 0 and 1 taken as 1"
 BEHIND = "messages behind the last answer left out"
 UNANSWERED = "empty answers of a history not learned"
 EMPTY_QUESTIONS = "empty messages of the user kept"
+ANSWERED_NULL = "answers that say only None, null or the like kept"
 BESIDE_CALLS = "texts such as None and null beside calls taken as empty"
 
 
@@ -346,6 +347,8 @@ def _arguments(arguments: Any, number: int, reading: Reading) -> dict[str, Any]:
         return {}
     if as_object:  # in text, a null was written by somebody
         arguments = reading.plain(arguments)
+    if arguments == []:  # an empty map of Arrow's, or an empty object of PHP's
+        return {}
     if not isinstance(arguments, dict):
         raise BadRecordError(f"{where} are {kind(arguments)}, not an object")
     return arguments
@@ -405,6 +408,8 @@ def check(messages: list[Message], reading: Reading) -> None:
         raise BadRecordError("no assistant answers in it")
     if len(messages) < n:
         reading.changed[BEHIND] += 1
+    if nulls := sum(each["role"] == "assistant" and spells_null(each["content"]) for each in messages):
+        reading.changed[ANSWERED_NULL] += nulls
     if empty := sum(each["role"] == "user" and not each["content"].strip() for each in messages):
         reading.changed[EMPTY_QUESTIONS] += empty
     for number, message in enumerate(messages, 1):

@@ -29,11 +29,13 @@ _WRONG = 0.01
 _EUROPEAN = ("CP1252", "CP1250", "ISO8859-2", "CP850", "MACINTOSH")
 _QUOTES, _BETWEEN = "‘“”„‚«»‹›", "’–—…"
 """Signs that stand before or behind a word, and those that may stand within one."""
-_ICONV = {
-    **{f"UTF-{bits}-{order}": f"UTF-{bits}{order}" for bits in (16, 32) for order in ("LE", "BE")},
-    **{"EUC-JIS-2004": "EUC-JISX0213", "SHIFT-JIS-2004": "SHIFT_JISX0213", "SHIFT-JISX0213": "SHIFT_JISX0213"},
-    **{"MAC-ROMAN": "MACINTOSH", "LATIN-1": "LATIN1", "MAC-LATIN2": "MAC-CENTRALEUROPE"},
-}
+_OTHERS = [
+    *("cp1251", "koi8_r", "koi8_u", "cp866", "cp1125", "iso8859_5", "mac_cyrillic", "cp1253", "iso8859_7", "cp1255"),
+    *("cp1256", "iso8859_6", "cp874", "tis_620", "cp932", "shift_jis", "euc_jp", "gb18030", "gbk", "big5", "big5hkscs"),
+    *("cp949", "euc_kr", "cp1252", "cp1250", "iso8859_2", "cp1258"),
+]
+"""Encodings of text in which most letters are not ASCII: those that files still have."""
+_ICONV = {"UTF-16-LE": "UTF-16LE", "UTF-16-BE": "UTF-16BE"}
 """Encodings by iconv's names where those are not Python's."""
 _PYTHON = {"MACINTOSH": "mac_roman"}
 _SEVEN_BITS = re.compile(rb"\x1b\$(?:[@BA]|\)[CAG])")
@@ -103,7 +105,7 @@ def guess(content: bytes) -> str:
         return min(_EUROPEAN, key=lambda name: _n_odd(content[: 1 << 20], name))
     from charset_normalizer import from_bytes
 
-    best = from_bytes(content[: 1 << 16]).best()
+    best = from_bytes(content[: 1 << 16], cp_isolation=_OTHERS).best()
     name = best.encoding.upper().replace("_", "-") if best and best.encoding not in ("utf_8", "ascii") else "CP1252"
     return _ICONV.get(name, name)
 

@@ -1,6 +1,8 @@
 """Records of the usual formats become the same conversation, and what is none says why."""
 
+import datetime
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -127,6 +129,17 @@ def test_what_says_nothing_in_any_spelling_is_not_there(number):
     assert read_record(SAYING_NOTHING[number]).conversation == {"messages": [ASKED, ANSWERED]}
 
 
+def test_values_of_tables_are_their_own_text():
+    for value, text in ((datetime.date(2020, 1, 2), "2020-01-02"), (Decimal("5.10"), "5.10"), (5, "5"), (True, "true")):
+        assert messages_of({"question": "a", "answer": value})[1]["content"] == text
+
+
+@pytest.mark.parametrize("arguments", [[], "[]", {}, "{}"])
+def test_nothing_in_a_list_of_arguments_is_none(arguments):
+    (call,) = messages_of(asked_with_call(arguments))[1]["tool_calls"]
+    assert call["function"]["arguments"] == {}
+
+
 @pytest.mark.parametrize("arguments", ["None", "{'a': None, 'b': True}", '{"a": null, "b": true}'])
 @pytest.mark.parametrize("content", [None, "None", "null", NAN])
 def test_calls_as_python_writes_them_are_calls(arguments, content):
@@ -169,6 +182,7 @@ def test_reasoning_of_any_shape_is_kept():
     ("record", "what"),
     [
         ({"messages": [ASKED | {"content": None}, ANSWERED]}, "empty messages of the user kept"),
+        ({"question": "a", "answer": "None"}, "answers that say only None, null or the like kept"),
         (asked_with_call({}, content="None"), "texts such as None and null beside calls taken as empty"),
         ({"instruction": "a", "input": "None", "output": "b"}, "texts such as None and null taken as empty"),
     ],
