@@ -30,7 +30,7 @@ from slm.llama.blocks.codec import dequantize
 from slm.llama.gguf_check import GgufTensor, read_header
 from slm.llama.quantize import quant_types
 from slm.model.checkpoint import MANIFEST, load_config, load_model, verify
-from slm.model.held_model import load_as_stored
+from slm.model.held.held_model import load_as_stored
 from slm.model.layers.held import Values
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights, load_quantized
 from slm.model.transformer import LanguageModel

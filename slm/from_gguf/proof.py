@@ -126,7 +126,7 @@ def _logits(path: Path, directory: Path) -> dict[str, Any]:
 
     from slm.llama.context import Batch, Context
     from slm.llama.model import Model
-    from slm.model.held_model import load_as_stored
+    from slm.model.held.held_model import load_as_stored
 
     contents = open_contents(path)
     tokenizer, model = load_tokenizer(directory), load_as_stored(directory)

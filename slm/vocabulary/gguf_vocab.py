@@ -276,8 +276,8 @@ def _add_special_tokens(vocab: Vocab, directory: Path, vocab_size: int) -> None:
         if name in special.beyond:
             raise UserError(
                 f"the token {special.beyond[name]} that ends a {ended} has no row in the model, which has "
-                f"{vocab_size}, so none would end: name a token of the model (eos_token in tokenizer_config.json, and the chat "
-                "template), or copy the model's own tokenizer files there"
+                f"{vocab_size}, so none would end: name a token of the model (eos_token in tokenizer_config.json, and "
+                "the chat template), or copy the model's own tokenizer files there"
             )
     if vocab.model == "t5":  # llama.cpp would assume T5's habit of adding eos
         special = replace(special, added=special.added | {"eos": special.added.get("eos", False)})

@@ -1,4 +1,4 @@
-"""A large file is proven in parts of its layers, and the export is that of the loaded model."""
+"""A large file is proven in parts of its layers, and is exported as a loaded model is."""
 
 import pytest
 

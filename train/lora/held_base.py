@@ -17,7 +17,7 @@ from slm.kernels.fused import unsupported_shape
 from slm.machine.memory import available_bytes
 from slm.model import resize
 from slm.model.config import ModelConfig
-from slm.model.held_model import assemble
+from slm.model.held.held_model import assemble
 from slm.model.stored_weights import stream_weights
 from slm.model.transformer import LanguageModel
 from slm.train.config import RunConfig

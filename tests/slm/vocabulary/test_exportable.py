@@ -62,8 +62,9 @@ def test_an_end_for_which_the_model_has_no_row_is_refused():
     spec = json.loads(tiny.tokenizer().files["tokenizer.json"])
     spec["added_tokens"].append(special_token(5000, "<|end|>"))
     files = {"tokenizer.json": json.dumps(spec).encode(), "tokenizer_config.json": json.dumps(settings).encode()}
-    said = refusal(Tokenizer(tiny.tokenizer().files | files, name="endless"), rows=400)
-    assert "the token 5000 that ends a text has no row in the model, which has 400" in said
+    endless, facts = Tokenizer(tiny.tokenizer().files | files, name="endless"), FACTS | {"ids": {"eos_token_id": 5000}}
+    with pytest.raises(UserError, match="the token 5000 that ends a text has no row in the model, which has 400"):
+        require_exportable(endless, rows=400, **facts)
 
 
 def test_a_turn_for_the_end_of_which_the_model_has_no_row_is_refused():

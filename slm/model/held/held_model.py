@@ -1,6 +1,6 @@
 """A model with matrices that are held in another form than f32: one tensor at a time is in memory as f32.
 
-Tested in tests/slm/model/test_held_model.py, tests/train/lora/test_held_base.py.
+Tested in tests/slm/model/held/test_held_model.py, tests/train/lora/test_held_base.py.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from slm.model.checkpoint import check_complete, check_tensor, load_config, load_model
 from slm.model.config import ModelConfig
+from slm.model.held.stored_matrix import stored_matrices
 from slm.model.layers.held import Held, hold
-from slm.model.stored_matrix import stored_matrices
 from slm.model.stored_weights import stored_places, stream_weights
 from slm.model.transformer import LanguageModel
 

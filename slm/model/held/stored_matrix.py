@@ -4,7 +4,7 @@ It is read rather than mapped: of a mapped file every page that was touched stay
 
 Shape suffixes: O output rows, I input columns.
 
-Tested in tests/slm/model/test_stored_matrix.py.
+Tested in tests/slm/model/held/test_stored_matrix.py.
 """
 
 import json

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import save_file
 
 from slm.data.errors import UserError
+from slm.model.held.stored_matrix import stored_matrices
 from slm.model.layers.held import ROWS
-from slm.model.stored_matrix import stored_matrices
 
 VALUES = torch.randn(ROWS + 70, 6, generator=torch.Generator().manual_seed(3))
 

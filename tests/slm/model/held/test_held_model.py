@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from slm.data.errors import UserError
 from slm.model.checkpoint import WEIGHTS, load_model
 from slm.model.fingerprint import fingerprint
-from slm.model.held_model import load_as_stored
+from slm.model.held.held_model import load_as_stored
 from slm.model.layers.held import Values, held_of
 from tests.helpers import tiny_checkpoint as tiny
 

@@ -1,0 +1,1 @@
+"""Models with matrices that are held in another form than f32."""
