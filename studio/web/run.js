@@ -98,7 +98,7 @@ export function Run({ query, jobs }) {
   const learned = state?.events.some((event) => event.kind === "asked" && event.text.includes("none is held out"));
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
-    ${teacher && html`<p class="note" id="teacher">Part 1 of 2: the figures are those of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
+    ${teacher && html`<p class="note" id="teacher">Part 1 of 2: these are the figures of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
     <${Why} job=${job} />
     ${training && job.line && html`<p class="quiet">${job.line}</p>`}
     ${training && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
