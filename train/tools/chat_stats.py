@@ -40,7 +40,7 @@ class ChatStatistics:
     why: str = ""
     """Why it does not render the first of them."""
     without_reasoning: int = 0
-    """Answers whose reasoning it does not write."""
+    """Answers with reasoning that it does not write."""
     turns: Counter[int] = field(default_factory=Counter)
     """Number of messages to number of conversations."""
     lengths: list[int] = field(default_factory=list)

@@ -35,7 +35,7 @@ COMPARED_BYTES = 1_000_000
 """Text that is encoded for the comparison with GPT-2's tokenizer."""
 GPT2 = "gpt2"
 LANGUAGES = 12
-"""Of a source this many are named."""
+"""This many of a source are named."""
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
 
@@ -62,7 +62,7 @@ class StatsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataStatsConfig(RunConfig):
-    """A run whose text is counted."""
+    """A run with text that is counted."""
 
     stats: StatsOptions = field(default_factory=StatsOptions)
 
