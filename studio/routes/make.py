@@ -49,7 +49,7 @@ GOALS = {"smallest": "auto:4%", "balanced": "q4_k_m", "best": "q8_0"}
 """What export makes for a goal without a number."""
 LORA_RANK = 16
 BOOKS = Path(__file__).parents[1] / "books.json"
-"""Samples of a measured run on books of Project Gutenberg, ``bits_per_byte`` and ``text`` (docs/results/studio.md)."""
+"""What measured runs on books of Project Gutenberg wrote, with their bits per byte (docs/results/studio.md)."""
 ASIDE = 0.1
 """The share of conversations that is held out where a person asks for it."""
 
