@@ -110,7 +110,7 @@ export function Run({ query, jobs }) {
         <${Tile} name="tokens read">${count(state.tokens)}<//>
         <${Tile} name="time">${duration(state.elapsed_s)}${state.seconds_left !== null ? html` <span class="quiet">${duration(state.seconds_left)} left</span>` : ""}<//>
         <${Tile} name="speed">${count(state.tokens_per_s)} <span class="quiet">tokens a second</span><//>
-        <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)}<//>
+        <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)} <span class="quiet">lower is better</span><//>
         ${state.predicted && html`<${Tile} name="planned bits per byte">${fixed(state.predicted.bits_per_byte, 2)} <span class="quiet">${fixed(state.predicted.low, 2)} to ${fixed(state.predicted.high, 2)}</span><//>`}
         ${state.forecast && state.status === "running" && html`<${Tile} name="forecast of the end">${state.forecast.split(" ")[0]} <span class="quiet">${state.forecast.split(" ").slice(1).join(" ")}</span><//>`}
         <${Tile} name="parameters">${count(state.model.n_params)}<//>
