@@ -101,6 +101,7 @@ async def _serve(
     listener: socket.socket,
     keys: Sequence[Key],
 ) -> int:
+    from slm.serve.engine.process.engine_main import GIL_S
     from slm.serve.pool.engine_settings import engine_config, measured_config, wants_measuring
     from slm.serve.pool.idle_tuning import IdleTuning
     from slm.serve.pool.memory_plan import budget_bytes, fit_slots
@@ -108,6 +109,7 @@ async def _serve(
     from slm.serve.pool.pull import Puller
 
     _cancel_on_interrupt()
+    sys.setswitchinterval(GIL_S)  # templates and schemas are read in threads, and must not hold up the loop
     options = config.serve
     if is_name(config.host):
         options = replace(options, hosts=[*options.hosts, config.host])

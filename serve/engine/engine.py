@@ -57,7 +57,7 @@ LEAST_FORCED = 4
 _LEFT_FREE = 1 << 30
 """Bytes of memory that prompts without a slot leave to others."""
 _PATIENCE_S = 0.002
-"""How long a step waits for a mask before it goes on with other sequences."""
+"""How long a step waits for masks, all together, before it goes on with other sequences."""
 
 
 def _has_room(n_bytes: int) -> bool:
@@ -379,9 +379,10 @@ class Engine:
             self._pace.prefilled(n_prompt, time.perf_counter() - began)
         else:
             self._pace.decoded(time.perf_counter() - began)
+        masks_by = time.monotonic() + _PATIENCE_S
         for chunk, row in zip(plan.chunks, last_rows, strict=True):
             try:
-                events += self._advance(self._generations[chunk.sequence_id], chunk, row)
+                events += self._advance(self._generations[chunk.sequence_id], chunk, row, masks_by)
             except LlamaError as error:
                 events += self._fail([chunk.sequence_id], str(error), code=_blame(error))
         return events
@@ -447,8 +448,9 @@ class Engine:
                 most[sequence.id] = each.max_generated - each.n_generated - 1
         return self._proposer.propose(generating, most, self._runner.batch_limit)
 
-    def _advance(self, current: Generation, chunk: Chunk, last_row: int) -> list[Event]:
-        """What follows from a chunk that was computed; ``last_row``: the batch index of its last token."""
+    def _advance(self, current: Generation, chunk: Chunk, last_row: int, masks_by: float) -> list[Event]:
+        """What follows from a chunk that was computed; ``last_row``: the batch index of its last token. ``masks_by``:
+        until when (on the monotonic clock) a mask is waited for."""
         sequence = current.sequence
         if chunk.logits == "all" and not chunk.n_drafted:
             first_row = last_row - len(chunk.tokens) + 1
@@ -463,7 +465,8 @@ class Engine:
         if current.max_generated == 0:
             return [*events, self._finish(current, "", "length")]
         constraint, current.late_row = current.constraint, None  # a row from before it was preempted
-        if constraint is not None and not chunk.n_drafted and not constraint.wait(_PATIENCE_S):
+        patience_s = max(masks_by - time.monotonic(), 0.0)
+        if constraint is not None and not chunk.n_drafted and not constraint.wait(patience_s):
             current.late_row = self._runner.logits(last_row)
             return events
         delta = self._sample_chunk(current, chunk, last_row) if chunk.n_drafted else self._sample_one(current, last_row)

@@ -6,8 +6,9 @@ STREAMS_WAIT_S = 0.2
 """The most that prompt tokens may hold up sequences that generate."""
 ALONE_S = 1.0
 """The longest step while nothing generates: commands are read between steps."""
-_STREAM_PART = 2.0
-"""Prompt tokens may take this many times as long as a stream waits for its next text anyway."""
+_STREAM_PART = 1.5
+"""Prompt tokens may take this many times as long as a stream waits for its next text anyway. With the decode step
+behind them, and next to other work on the machine, it then waits for less than three times as long."""
 _FEWEST = 4
 """Fewer tokens take about as long as one: a pass reads all weights."""
 FLASH_TILE = 64
@@ -18,8 +19,8 @@ _SINGLE_ROWS = 2.0
 _TILE_LATE = 1.5
 """A whole tile is taken where it takes up to this factor longer than it should: a stream without prompts is late by a
 decode step, too. Above, rows go by themselves."""
-_FIRST = 64
-"""Before anything is measured."""
+_FIRST = {True: 16, False: 64}
+"""Before anything is measured, by whether there are streams."""
 _WORST = 4.0
 """A step that took more than this many times the expected time was held up by something else."""
 
@@ -35,13 +36,13 @@ class PrefillPace:
         self._text_s, self._tile = text_s, tile
         self._token_s: float | None = None
         self._decode_s = 0.0
-        self._planned = {True: _FIRST, False: _FIRST}
+        self._planned = dict(_FIRST)
         """The newest answers of ``tokens``, by whether there were streams."""
 
     def tokens(self, *, streams: bool) -> int:
         """Prompt tokens of the next step. ``streams``: whether sequences that generate wait for it."""
         if self._token_s is None:
-            return _FIRST
+            return _FIRST[streams]
         wait_s = min(STREAMS_WAIT_S, _STREAM_PART * max(self._text_s, self._decode_s)) if streams else ALONE_S
         self._planned[streams] = self._fitting(wait_s, self._token_s, may_cut=streams)
         return self._planned[streams]
@@ -50,9 +51,8 @@ class PrefillPace:
         n = max(_FEWEST, int(wait_s / token_s))
         if n >= self._tile:
             return n - n % self._tile
-        singly = int(wait_s / (_SINGLE_ROWS * token_s))
-        if may_cut and self._tile * token_s > _TILE_LATE * wait_s and singly >= _FEWEST:
-            return singly
+        if may_cut and self._tile * token_s > _TILE_LATE * wait_s:
+            return max(_FEWEST, int(wait_s / (_SINGLE_ROWS * token_s)))
         return self._tile
 
     def prefilled(self, n: int, seconds: float) -> None:
@@ -62,7 +62,7 @@ class PrefillPace:
             self._token_s = token_s
             return
         # Other short steps say little about a token: most of their time goes into reading the weights.
-        weight = 0.5 if n in self._planned.values() else n / (n + _FIRST)
+        weight = 0.5 if n in self._planned.values() else n / (n + FLASH_TILE)
         self._token_s += weight * (min(token_s, _WORST * self._token_s) - self._token_s)
 
     def decoded(self, seconds: float) -> None:

@@ -50,7 +50,7 @@ from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK
 from slm.serve.tools.call_grammar import Reasoning
 
-_ACCEPT_S = 0.15
+_ACCEPT_S = 0.1
 """The engine accepts or refuses a prompt of usual length within some milliseconds. After so long a stream begins all
 the same, and a refusal becomes an event of it."""
 _ADVICE = {

@@ -30,6 +30,9 @@ _COMMANDS_PART = 0.25
 """Before a step, commands may take so much of the time of the step before, ..."""
 _COMMANDS_S = (0.002, 0.02)
 """... at least and at most this many seconds: streams wait for them."""
+GIL_S = 0.001
+"""How long a thread that runs Python may keep the others of its process waiting: with Python's 5 ms, each call of
+llama.cpp or of the system that the loop makes meanwhile may end so much later."""
 PROCESS_NAME = "slm-engine"
 """What ``ps`` and ``top`` show."""
 _PR_SET_NAME = 15
@@ -53,6 +56,7 @@ def run_engine(config: EngineConfig, commands: Connection, events: Connection) -
     # Ctrl-C reaches the whole terminal group; the parent decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_process_name(PROCESS_NAME)
+    sys.setswitchinterval(GIL_S)
     # When llama.cpp aborts, it starts a debugger where there is one. That takes seconds in which nobody is served.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from slm.llama.errors import LlamaError

@@ -29,18 +29,19 @@ def settled(pass_s, token_s, *, streams, text_s=0.033, decode_s=0.02):
 def test_steps_take_the_time_that_streams_may_wait(token_s):
     for seconds in settled(0.02, token_s, streams=True, decode_s=0.15):
         assert 0.4 * STREAMS_WAIT_S < seconds < 1.2 * STREAMS_WAIT_S
-    # A stream whose tokens come fast waits no longer than two of its texts take.
+    # A stream whose tokens come fast waits for prompts as long as for one and a half of its texts.
     for seconds in settled(0.002, token_s, streams=True):
-        assert seconds < 0.1 or token_s > 0.01
+        assert seconds < 0.06 or token_s > 0.01
     for seconds in settled(0.02, token_s, streams=False):
         assert 0.7 * ALONE_S < seconds < 1.2 * ALONE_S
 
 
 def test_flash_attention_takes_whole_tiles():
     pace = PrefillPace(text_s=0.033, tile=64)
-    for token_s, n in ((0.01, 64), (0.0005, 128), (0.0001, 640)):
+    for token_s, n in ((0.01, 4), (0.0005, 64), (0.0003, 128), (0.0001, 448)):
         for _ in range(20):
-            pace.prefilled(pace.tokens(streams=True), pace.tokens(streams=True) * token_s)
+            n = pace.tokens(streams=True)
+            pace.prefilled(n, n * token_s * (1 if n >= 64 else 2))
         assert pace.tokens(streams=True) == n
 
 
@@ -53,9 +54,20 @@ def test_a_tile_that_streams_cannot_wait_for_is_cut(token_s):
         assert pace.tokens(streams=False) % 64 == 0
         took.append(n * token_s * (1 if n % 64 == 0 else 2))
         pace.prefilled(n, took[-1])
-    assert max(took[3:]) < 1.5 * 0.066 + 0.001
+    assert max(took[3:]) < 1.5 * 0.05 + 0.001
     # And not by more than is needed.
-    assert max(took[3:]) > 0.04 or token_s < 0.001
+    assert max(took[3:]) > 0.03 or token_s < 0.001
+
+
+@pytest.mark.parametrize("token_s", [0.01, 0.02, 0.05])
+def test_streams_never_wait_for_a_tile_because_even_few_rows_take_long(token_s):
+    """A tile of 64 took 1.4 s where a decode step took 0.05 s."""
+    pace = PrefillPace(text_s=0.033, tile=64)
+    pace.decoded(0.05)
+    for i in range(12):
+        n = pace.tokens(streams=True)
+        pace.prefilled(n, 2 * n * token_s)
+        assert n <= (16 if i == 0 else 4)
 
 
 def test_whole_tiles_come_back_when_they_are_fast_again():
@@ -92,7 +104,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(
-    ("more", "most_s"), [({"flash_attn": False}, 25), ({"flash_attn": False, "kv_tokens": 8192}, 25), ({}, 32)]
+    ("more", "most_s"), [({"flash_attn": False}, 33), ({"flash_attn": False, "kv_tokens": 8192}, 25), ({}, 33)]
 )
 def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_most(
     tiny_path, monkeypatch, more, most_s
@@ -124,7 +136,7 @@ def test_a_stream_next_to_a_long_prompt_waits_for_three_times_its_own_step_at_mo
     one.close()
     assert prompted
     # The first steps are planned by what a token of a longer step took.
-    assert sum(gap > 0.31 for gap in gaps) <= 3
+    assert sum(gap > 0.271 for gap in gaps) <= 2
     assert max(gaps) <= 0.4
-    # The prompt gets two thirds of the time: it takes 10 s alone.
+    # The prompt gets three fifths of the time, in small steps: it takes 10 s alone.
     assert prompted - at[20] < most_s
