@@ -21,7 +21,7 @@ from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
 MOST_BYTES = 2 * 10**9
-"""Of a file that is compared as a whole, and of a part where its layers leave the choice."""
+"""A file that is compared as a whole has no more, and no part where its layers leave the choice."""
 
 
 def layer_groups(config: ModelConfig) -> list[range]:

@@ -30,7 +30,7 @@ _FORMAT = 1
 RECORD = "gguf.json"
 """What a checkpoint was read back from, and how far it was compared."""
 _LEAST_BITS = 4.5
-"""Of a weight in memory: a block's, with its scale."""
+"""A weight takes these in memory, with its share of a block's scale."""
 _UNQUANTIZED = proof.UNQUANTIZED
 
 

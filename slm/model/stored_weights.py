@@ -260,7 +260,7 @@ def _shards(directory: Path, index: str) -> list[Path]:
         names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be read ({one_line(error)}): download it again") from None
-    # Of a model from elsewhere: it is not to have other files of this machine read.
+    # A model from elsewhere is not to have other files of this machine read.
     if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
         raise UserError(f"{path} names {outside[0]!r}, which is no file of its folder: download the model again")
     missing = [name for name in names if not (directory / name).is_file()]
