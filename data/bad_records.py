@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ class Tally:
 
         ``first()`` describes the place; it is called only for a file's first record with the reason.
         """
+        path = os.path.abspath(path)  # which is also what the texts that are kept are known by
         key, place = (kind, reason, path), (kind, reason, path, position)
         if place in self._seen:
             return
@@ -87,7 +89,7 @@ class Tally:
 
     def record(self, paths: Iterable[str] | None = None, kind: str = LEFT_OUT) -> dict[str, Found]:
         """Counts and first places by reason: of these files or of all, of what is left out or what is replaced."""
-        wanted = None if paths is None else set(paths)
+        wanted = None if paths is None else set(map(os.path.abspath, paths))
         total: dict[str, Found] = {}
         for (its_kind, reason, path), found in self._found.items():
             if its_kind == kind and (wanted is None or path in wanted):

@@ -11,14 +11,15 @@ from typing import Any
 from slm.data.account.listing import Listing, list_files
 from slm.data.bad_records import TALLY
 from slm.data.chat.formats import plain_text
-from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.template import REWRITTEN, TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder
 from slm.data.quality import language
 from slm.data.sources import duplicates
 from slm.data.sources.contents import DUPLICATE, EXAMPLES, NO_TEXT, Contents, count
+from slm.data.sources.corpus import SMALL_CORPUS
 from slm.data.sources.filters import make_change, make_filter, settings
 from slm.data.sources.held_out import contents_of, documents_of
-from slm.data.sources.plan import SMALL_CORPUS, Plan, open_whole_corpus, text_bytes, validation_files
+from slm.data.sources.plan import Plan, open_whole_corpus, text_bytes, validation_files
 from slm.data.sources.prepared.manifest import CALIBRATION, TRAIN, PreparedText
 from slm.data.storage import stamps
 from slm.data.stream.conversations import in_block
@@ -70,6 +71,8 @@ class Account:
     exact_tokens: bool = False
     without_reasoning: int = 0
     """Answers that are learned without the reasoning before them, since the chat template does not write it."""
+    rewritten: int = 0
+    """Answers that are not learned, since the chat template writes them otherwise than where it asks for them."""
     sample: list[str] = field(default_factory=list)
     """Some of the documents that are taken, from everywhere in the text."""
     languages: dict[str, int] = field(default_factory=dict)
@@ -108,6 +111,8 @@ class Account:
         if self.without_reasoning:
             count = f"{'' if self.exact_tokens else 'about '}{self.without_reasoning:,}"
             text += f"; the chat template does not write the reasoning of {count} answers"
+        if self.rewritten:
+            text += "; " + REWRITTEN.format(f"{'' if self.exact_tokens else 'about '}{self.rewritten:,}")
         if self.changed:
             text += "; masked or cut out: " + ", ".join(f"about {n:,} {kind}" for kind, n in self.changed.most_common())
         return text
@@ -128,6 +133,7 @@ class Account:
             "passages_held_out": self.passages,
             "changed": dict(self.changed),
             "without_reasoning": self.without_reasoning,
+            "rewritten": self.rewritten,
             "exact": self.exact,
             "files": self.listing and self.listing.record(),
         }
@@ -312,6 +318,7 @@ def _count_conversations(found: Account, chosen: list[str], encoder: ChatEncoder
     found.exact = found.exact and (found.exact_tokens or not left_out)
     found.tokens = round(tokens * ratio)
     found.without_reasoning = round(encoder.without_reasoning * ratio)
+    found.rewritten = round(encoder.rewritten * ratio)
     for why, n in left_out.items():
         found.left_out[why] = round(n * ratio)
         found.taken -= round(n * ratio)

@@ -15,25 +15,33 @@ class BadRecordError(ValueError):
     """A record that is no conversation; the text says why."""
 
 
-USER = ("prompt", "question", "query", "instruction", "user", "human", "problem", "request", "q")
+USER = (
+    *("prompt", "question", "query", "instruction", "user", "human", "problem", "request", "q"),
+    *("questiontext", "prompttext", "userinput", "usermessage", "userprompt", "ask"),
+)
 """Names of what is asked, the likeliest first. ``input`` and ``source`` count where none of these is there."""
 ASSISTANT = (
     *("completion", "response", "output", "solution", "answer", "target", "reply", "assistant", "gpt", "bot"),
-    *("modelresponse", "a"),
+    *("modelresponse", "a", "answertext", "completiontext", "responsetext", "modeloutput", "assistantmessage"),
+    *("targets", "ai"),
 )
-CONTEXT = ("input", "context", "passage", "background")
+CONTEXT = ("input", "inputs", "context", "contexts", "passage", "background", "paragraph", "article")
 """Names of what a question is about."""
-SYSTEM = ("system", "systemprompt", "systemmessage", "sys")
+SYSTEM = ("system", "systemprompt", "systemmessage", "sys", "sysprompt", "systeminstruction")
 TOOLS = ("tools", "functions", "availabletools")
 REASONING = ("reasoningcontent", "reasoning", "thinking", "thought", "thoughts")
-LEARNED = ("weight", "train", "trainable", "loss", "training", "learn")
+LEARNED = (
+    *("weight", "train", "trainable", "loss", "training", "learn", "istrainable", "trainon", "lossweight", "lossmask"),
+    *("includeinloss", "computeloss"),
+)
 """Names of marks that say whether an answer is learned."""
+_NULLS = ("none", "null", "nan", "nil", "n/a", "<na>", "<noinput>")
 
 
 @functools.lru_cache(maxsize=4096)
 def key(name: str) -> str:
-    """A name in lower case without spaces, hyphens and underscores: ``System Prompt`` is ``systemprompt``."""
-    return re.sub(r"[\s_\-]", "", name.lower())
+    """A name in lower case without spaces, hyphens, underscores and colons: ``System Prompt:`` is ``systemprompt``."""
+    return re.sub(r"[\s_\-:]", "", name.lower())
 
 
 def is_absent(value: Any) -> bool:
@@ -42,8 +50,17 @@ def is_absent(value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing: null, blank text, a list or an object without anything in it."""
-    return is_absent(value) or (isinstance(value, str) and not value.strip()) or value == [] or value == {}
+    """Whether a value says nothing: null, blank text, a list or an object in which nothing does."""
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, dict):
+        return all(map(is_empty, value.values()))
+    return all(map(is_empty, value)) if isinstance(value, list | tuple) else is_absent(value)
+
+
+def spells_null(value: Any) -> bool:
+    """Whether a text is what a null becomes where somebody writes it as text: Python's, JSON's, pandas' or Alpaca's."""
+    return isinstance(value, str) and value.strip().lower() in _NULLS
 
 
 class Fields:
@@ -57,8 +74,10 @@ class Fields:
         self._used: set[str] = set()
 
     def find(self, *names: str) -> str | None:
-        """The first of the fields that says something; None where none does."""
-        return next((each for each in self._of(names) if not is_empty(self._values[each])), None)
+        """The first of the fields that says something, one that does not spell null before others; None where none
+        does."""
+        found = [each for each in self._of(names) if not is_empty(self._values[each])]
+        return next((each for each in found if not spells_null(self._values[each])), found[0] if found else None)
 
     def has(self, *names: str) -> bool:
         """Whether one of the fields says something."""
@@ -137,8 +156,17 @@ def without_nulls(value: Any) -> Any:
     return value
 
 
+def joined(value: Any) -> str:
+    """Passages as text, with blank lines between them; any other value as ``as_text`` has it."""
+    if isinstance(value, list | tuple) and all(is_absent(each) or isinstance(each, str) for each in value):
+        return "\n\n".join(each for each in value if not is_empty(each))
+    return as_text(value)
+
+
 def as_text(value: Any) -> str:
-    """A value as text: text itself, else JSON. Null is empty."""
+    """A value as text: text itself, JSON, or of a table's dates and decimals their own text. Null is empty."""
     if is_absent(value):
         return ""
-    return value if isinstance(value, str) else json.dumps(without_nulls(value), ensure_ascii=False, default=str)
+    if isinstance(value, dict | list | tuple | bool | int | float):
+        return json.dumps(without_nulls(value), ensure_ascii=False, default=str)
+    return str(value)

@@ -12,7 +12,6 @@ from slm.data.chat import marked_text
 from slm.data.chat.fields import (
     ASSISTANT,
     CONTEXT,
-    REASONING,
     SYSTEM,
     TOOLS,
     USER,
@@ -21,9 +20,22 @@ from slm.data.chat.fields import (
     as_text,
     is_absent,
     is_empty,
+    joined,
     kind,
+    parsed,
+    spells_null,
 )
-from slm.data.chat.messages import UNANSWERED, Message, Reading, check, is_learned, read_messages, read_tools, tool_call
+from slm.data.chat.messages import (
+    UNANSWERED,
+    Message,
+    Reading,
+    check,
+    is_learned,
+    read_messages,
+    read_tools,
+    reasoning_text,
+    tool_call,
+)
 
 Format = Literal[
     "messages",
@@ -54,18 +66,25 @@ EXPECTED = (
     "messages, conversations, instruction and output, prompt and completion, question and answer, or chosen and "
     "rejected; data.columns={user: NAME, assistant: NAME} names others"
 )
-VERSION = 2
+VERSION = 3
 """Changes where the same records become other conversations: it is part of the text's fingerprint."""
 
 _TURNS = ("conversations", "conversation", "dialogue", "dialog", "dialogs", "turns", "chat", "data")
-_CHOSEN = ("chosen", "chosenresponse", "responsechosen", "responsej", "chosenmessages", "accepted")
-_REJECTED = ("rejected", "rejectedresponse", "responserejected", "responsek", "rejectedmessages", "rejectedanswer")
+_CHOSEN = (
+    *("chosen", "chosenresponse", "responsechosen", "responsej", "chosenmessages", "accepted", "preferred"),
+    *("preferredoutput", "win"),
+)
+_REJECTED = (
+    *("rejected", "rejectedresponse", "responserejected", "responsek", "rejectedmessages", "rejectedanswer"),
+    *("dispreferred", "nonpreferredoutput", "lose"),
+)
 _CALLS = ("answers", "toolcalls", "functioncalls", "calls")
 
 TOOLS_TWICE = "tools left to the system message, which lists them"
 REPLACED = "characters that text cannot hold replaced by U+FFFD"
 OTHER_ANSWERS = "further answers to a question left out"
 OTHER_REPLIES = "replies of message trees that are not the best-ranked ones left out"
+SPELT_NULLS = "texts such as None and null taken as empty"
 
 
 class Read(NamedTuple):
@@ -94,7 +113,7 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
     tools = read_tools(fields.get(*TOOLS), reading)
     conversation = read(fields, reading)
     messages = conversation["messages"]
-    _add_system(messages, fields)
+    _add_system(messages, fields, reading)
     check(messages, reading)
     _add_reasoning(messages, fields)
     if "rejected" in conversation:
@@ -163,14 +182,19 @@ def _layout(fields: Fields) -> tuple[Format, Layout]:
         return "prompt/completion", _completion
     if isinstance(fields.value(*USER), list | dict) and answers:
         return "prompt/completion", _completion
+    if answers and not fields.has(*USER) and _asks(fields.value("input")):
+        return "prompt/completion", _completion
     if (fields.has(*USER, *CONTEXT) and (answers or fields.has("answers"))) or _is_pair(fields, "source", "target"):
         return "question/answer", _instruction
     if fields.has("parentid", "messagetreeid"):
         raise BadRecordError("it is one message of a tree, and the tree's other messages do not stand next to it")
     if empty := [each for name in ("messages", *_TURNS) for each in fields.names(name) if not fields.has(name)]:
         raise BadRecordError(f"its list of {empty[0]} is empty")
-    asked, said = fields.names(*USER), fields.names(*ASSISTANT)
-    if asked and said and not (answers and fields.has(*USER)):
+    if fields.names(*_CHOSEN) or fields.names(*_REJECTED):
+        lacks = "rejected" if fields.has(*_CHOSEN) else "chosen"
+        raise BadRecordError(f"of its pair of answers the {lacks} one is empty or is not there")
+    asked, said = fields.names(*USER), fields.names(*ASSISTANT, "answers")
+    if asked and said and not ((answers or fields.has("answers")) and fields.has(*USER)):
         raise BadRecordError(f"its {(said if fields.has(*USER) else asked)[0]} is empty")
     names = ", ".join(sorted(fields.names())[:8]) or "none"
     raise BadRecordError(f"its fields ({names}) are of no known format; expected {EXPECTED}")
@@ -179,6 +203,13 @@ def _layout(fields: Fields) -> tuple[Format, Layout]:
 def _are_turns(value: Any) -> bool:
     """Whether a field holds turns: a list, or the text of one."""
     return isinstance(value, list | tuple) or (isinstance(value, str) and value.lstrip().startswith(("[", "{")))
+
+
+def _asks(value: Any) -> bool:
+    """Whether a prompt holds messages: a list of them, or an object with one."""
+    if isinstance(value, dict):
+        value = value.get("messages")
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
 def _is_pair(fields: Fields, asked: str, answer: str) -> bool:
@@ -216,7 +247,7 @@ def _marked(name: str) -> Layout:
     return read
 
 
-def _add_system(messages: list[Message], fields: Fields) -> None:
+def _add_system(messages: list[Message], fields: Fields, reading: Reading) -> None:
     """The record's own system message before the others, where they have none."""
     if messages and messages[0]["role"] != "system" and fields.has(*SYSTEM):
         system = fields.get(*SYSTEM)
@@ -226,14 +257,17 @@ def _add_system(messages: list[Message], fields: Fields) -> None:
             system = "".join(as_text(each.get("text") if isinstance(each, dict) else each) for each in system)
         if not isinstance(system, str):
             raise BadRecordError(f"its system message is {kind(fields.get(*SYSTEM))}, not text")
-        messages.insert(0, {"role": "system", "content": system})
+        if spells_null(system):
+            reading.changed[SPELT_NULLS] += 1
+        else:
+            messages.insert(0, {"role": "system", "content": system})
 
 
 def _add_reasoning(messages: list[Message], fields: Fields) -> None:
     """The record's own reasoning belongs to its only answer."""
     answers = [each for each in messages if each["role"] == "assistant"]
-    if len(answers) == 1 and "reasoning_content" not in answers[0] and isinstance(fields.value(*REASONING), str):
-        answers[0]["reasoning_content"] = fields.get(*REASONING)
+    if len(answers) == 1 and "reasoning_content" not in answers[0] and (thought := reasoning_text(fields)):
+        answers[0]["reasoning_content"] = thought
 
 
 def _is_wanted(fields: Fields) -> bool:
@@ -255,11 +289,19 @@ def _lists_tools(messages: list[Message], tools: list[dict[str, Any]]) -> bool:
 def _history(fields: Fields, reading: Reading) -> list[Message]:
     """What was said before: pairs of question and answer. A pair without an answer is not learned."""
     history = fields.get("history")
+    if isinstance(history, str) and not is_empty(history):  # a table holds it as text
+        try:
+            history = None if spells_null(history) else parsed(history)
+        except ValueError:
+            raise BadRecordError("its history is text that is no list") from None
     if is_empty(history):
         return []
     if not isinstance(history, list | tuple):
         raise BadRecordError("its history is no list")
     pairs = [each for each in history if not is_empty(each)]
+    in_turn = len(history) % 2 == 0 and all(isinstance(each, str) for each in history)  # question, answer, ...
+    if in_turn:
+        pairs = list(zip(history[::2], history[1::2], strict=True))
     if not all(isinstance(each, dict) or (isinstance(each, list | tuple) and len(each) == 2) for each in pairs):
         raise BadRecordError("its history holds something other than pairs of question and answer")
     messages = read_messages(pairs, reading, "history") if pairs else []
@@ -270,12 +312,18 @@ def _history(fields: Fields, reading: Reading) -> list[Message]:
     return messages
 
 
-def _question(fields: Fields) -> str:
+def _question(fields: Fields, reading: Reading) -> str:
     """What is asked, and what it is about."""
     about = fields.get(*USER)
     if is_empty(about) and not fields.has(*CONTEXT):
         about = fields.get("source")
-    asked = [as_text(about), *(as_text(fields.get(name)) for name in CONTEXT if fields.has(name))]
+    asked = [as_text(about)]
+    for name in CONTEXT:
+        if fields.has(name):
+            said = fields.get(name)
+            reading.changed[SPELT_NULLS] += spells_null(said)
+            asked.append("" if spells_null(said) else joined(said))
+    reading.changed = +reading.changed
     return "\n\n".join(filter(None, asked))
 
 
@@ -286,13 +334,17 @@ def _instruction(fields: Fields, reading: Reading) -> dict[str, Any]:
         answer = fields.get("answers")
     if isinstance(answer, dict) and isinstance(answer.get("text"), list):  # SQuAD's
         answer = answer["text"]
-    if isinstance(answer, list) and len(answer) >= 1 and all(isinstance(each, str) for each in answer):
+    if isinstance(answer, list):
+        answer = [each for each in answer if not is_empty(each)]
+    if is_empty(answer):
+        raise BadRecordError("it has no answer")
+    if isinstance(answer, list) and all(isinstance(each, str) for each in answer):
         if len(answer) > 1:
             reading.changed[OTHER_ANSWERS] += 1
         answer = answer[0]
     if isinstance(answer, dict | list):
         raise BadRecordError(f"its {fields.find(*ASSISTANT, 'answers')} is {kind(answer)}, not text")
-    asked = _question(fields)
+    asked = _question(fields, reading)
     if not asked:
         raise BadRecordError("nothing is asked in it")
     return _said([*history, {"role": "user", "content": asked}, {"role": "assistant", "content": as_text(answer)}])
@@ -303,8 +355,10 @@ def _with_calls(fields: Fields, reading: Reading) -> dict[str, Any]:
     asked, calls = as_text(fields.get(*USER)), fields.get(*_CALLS)
     if isinstance(calls, str):
         try:
-            calls = json.loads(calls)
+            calls = parsed(calls)
         except ValueError:
+            if calls.lstrip()[:1] in ("[", "{"):
+                raise BadRecordError("its calls are text that is not JSON") from None
             return _said([{"role": "user", "content": asked}, {"role": "assistant", "content": calls}])
     calls = [calls] if isinstance(calls, dict) else calls
     if not isinstance(calls, list | tuple):
@@ -343,10 +397,16 @@ def _prompt(fields: Fields, reading: Reading) -> list[Message]:
     for name in ("messages", *_TURNS):
         if _are_turns(fields.value(name)):
             return read_messages(fields.get(name), reading, name)
-    prompt = fields.value(*USER)
-    if isinstance(prompt, list | dict):
-        return read_messages(fields.get(*USER), reading, "prompt")
-    asked = _question(fields)
+    names = USER if fields.has(*USER) else ("input",)
+    prompt = fields.value(*names)
+    if isinstance(prompt, list | dict) and (fields.has(*USER) or _asks(prompt)):
+        fields.get(*names)
+        if isinstance(prompt, dict) and _asks(prompt):  # a request, as OpenAI's interface takes it
+            request = Fields(prompt)
+            prompt = request.get("messages")
+            reading.unused.update(f"{names[0]}.{each}" for each in request.unused())
+        return read_messages(prompt, reading, "prompt")
+    asked = _question(fields, reading)
     if not asked:
         return []
     system = fields.value(*SYSTEM)
@@ -397,7 +457,11 @@ def _tree(fields: Fields, reading: Reading) -> dict[str, Any]:
     node, turns = fields.get("prompt"), []
     while isinstance(node, dict):
         turns.append({"role": node.get("role"), "content": node.get("text")})
-        replies = [each for each in node.get("replies") or () if isinstance(each, dict) and not each.get("deleted")]
+        replies = [
+            each
+            for each in node.get("replies") or ()
+            if isinstance(each, dict) and not each.get("deleted") and not is_empty(each.get("text"))
+        ]
         if len(replies) > 1:
             reading.changed[OTHER_REPLIES] += len(replies) - 1
         ranks = [each.get("rank") for each in replies]

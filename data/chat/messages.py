@@ -21,6 +21,7 @@ from slm.data.chat.fields import (
     key,
     kind,
     parsed,
+    spells_null,
     without_nulls,
 )
 
@@ -39,13 +40,21 @@ _PLAIN = {"role", "content"}
 _PLAIN_ROLES = {role: role for role in ("system", "user", "assistant")}
 _CALLS = ("functioncall", "toolcall", "toolcalls")
 """Roles whose content is a call."""
-_MARKS = {"false": 0.0, "no": 0.0, "true": 1.0, "yes": 1.0}
+_MARKS = {
+    **dict.fromkeys(("false", "no", "off", "f", "n"), 0.0),
+    **dict.fromkeys(("true", "yes", "on", "t", "y"), 1.0),
+}
+_OF_CALLS = ("id", "type", "index", "callid", "toolcallid", "function")
+"""Fields of a call that its text does not hold."""
 _TEXT_PARTS = ("text", "inputtext", "outputtext")
 
 NULL_KEYS = "null keys of calls and tools taken as absent"
 ODD_WEIGHTS = "weights other than 0 and 1 taken as 1"
 BEHIND = "messages behind the last answer left out"
 UNANSWERED = "empty answers of a history not learned"
+EMPTY_QUESTIONS = "empty messages of the user kept"
+ANSWERED_NULL = "answers that say only None, null or the like kept"
+BESIDE_CALLS = "texts such as None and null beside calls taken as empty"
 
 
 class Reading:
@@ -77,12 +86,12 @@ def read_messages(turns: Any, reading: Reading, name: str = "messages") -> list[
     if not isinstance(turns, list | tuple) or not turns:
         raise BadRecordError(f"its list of {name} is empty" if turns in ([], ()) else f"its {name} are no list")
     messages: list[Message] = []
-    if all(isinstance(turn, str) for turn in turns):  # question, answer, question, ...
+    if all(is_absent(turn) or isinstance(turn, str) for turn in turns):  # question, answer, question, ...
         roles = ("user", "assistant")
-        return [{"role": roles[at % 2], "content": text} for at, text in enumerate(turns)]
+        return [{"role": roles[at % 2], "content": as_text(text)} for at, text in enumerate(turns)]
     of_calls = False
     for number, turn in enumerate(turns, 1):
-        if is_absent(turn):
+        if is_absent(turn) or (isinstance(turn, dict) and is_empty(turn)):
             continue
         if isinstance(turn, list | tuple) and len(turn) == 2:
             messages += pair(*turn)
@@ -127,6 +136,9 @@ def _turn(turn: dict[str, Any], number: int, reading: Reading, name: str) -> tup
         calls = _calls_in(content if not is_empty(content) else fields.get("toolcalls"), number, reading)
         message: Message = {"role": role, "content": "", "tool_calls": calls}
         return _with_mark([message], fields, reading, name), True
+    if role == "system" and is_absent(content):
+        _note(fields, reading, name)
+        return [], False
     said = _Parts(content, role, number, reading)
     message = {"role": role, "content": said.text}
     if role == "assistant":
@@ -138,8 +150,10 @@ def _turn(turn: dict[str, Any], number: int, reading: Reading, name: str) -> tup
             calls = _calls_in(older, number, reading)
         if calls:
             message["tool_calls"] = calls
-        thought = said.reasoning or fields.get(*REASONING)
-        if isinstance(thought, str) and thought.strip():
+            if spells_null(said.text):
+                message["content"] = ""
+                reading.changed[BESIDE_CALLS] += 1
+        if thought := said.reasoning or reasoning_text(fields):
             message["reasoning_content"] = thought
     for kept in ("name", "toolcallid"):
         if fields.has(kept) and isinstance(value := fields.get(kept), str):
@@ -157,6 +171,21 @@ def _with_mark(messages: list[Message], fields: Fields, reading: Reading, name: 
         messages[-1]["weight"] = 0
     _note(fields, reading, name)
     return messages
+
+
+def reasoning_text(fields: Fields) -> str:
+    """The reasoning of an object: text, a list of texts, or an object with text."""
+    thought = fields.value(*REASONING)
+    parts = thought if isinstance(thought, list | tuple) else [thought]
+    texts = [
+        Fields(each).value("text", "content", "thinking", "reasoning") if isinstance(each, dict) else each
+        for each in parts
+        if not is_empty(each)
+    ]
+    if not texts or not all(isinstance(each, str) for each in texts):
+        return ""
+    fields.get(*REASONING)
+    return "\n\n".join(texts)
 
 
 def _note(fields: Fields, reading: Reading, name: str) -> None:
@@ -234,7 +263,12 @@ class _Parts:
         fields = Fields(part)
         what = str(part.get("type") or ("text" if fields.has("text") or "text" in part else "")).replace("_", "")
         if what in _TEXT_PARTS:
-            self.text += as_text(fields.get("text", "content"))
+            fields.get("type")
+            text = fields.get("text", "content", "value")
+            if isinstance(text, dict):  # OpenAI's assistants have it one deeper
+                text = Fields(text).get("value", "text", "content")
+            self.text += as_text(text)
+            _note(fields, reading, "content")
         elif what in ("thinking", "reasoning") and role == "assistant":
             self.reasoning += as_text(fields.get("thinking", "reasoning", "text"))
         elif what in ("tooluse", "toolcall", "functioncall") and role == "assistant":
@@ -262,10 +296,10 @@ def _are_texts(parts: Any) -> bool:
 def _calls_in(calls: Any, number: int, reading: Reading) -> list[dict[str, Any]]:
     if isinstance(calls, str):
         try:
-            calls = json.loads(calls)
+            calls = None if spells_null(calls) else parsed(calls)
         except ValueError:
             raise BadRecordError(f"the tool call of message {number} is not JSON") from None
-    if isinstance(calls, dict):
+    if isinstance(calls, dict) or is_absent(calls):
         calls = [calls]
     if not isinstance(calls, list | tuple):
         raise BadRecordError(f"the tool calls of message {number} are no list")
@@ -279,7 +313,7 @@ def tool_call(call: Any, number: int, reading: Reading) -> dict[str, Any] | None
     """
     if isinstance(call, str):
         try:
-            call = json.loads(call)
+            call = parsed(call)
         except ValueError:
             raise BadRecordError(f"the tool call of message {number} is not JSON") from None
     given = call if isinstance(call, dict) else {}
@@ -287,7 +321,7 @@ def tool_call(call: Any, number: int, reading: Reading) -> dict[str, Any] | None
     function = inner if isinstance(inner, dict) and not is_empty(inner) else given
     fields = Fields(function)
     name = fields.get("name", "toolname", "functionname") if inner is None or function is inner else None
-    arguments = fields.get("arguments", "parameters", "input", "args")
+    arguments = fields.get("arguments", "parameters", "input", "args", "kwargs", "argument", "params")
     if name is None and isinstance(inner, str):
         name = inner
     if isinstance(inner, dict) and inner and all(is_absent(each) for each in inner.values()):
@@ -296,6 +330,7 @@ def tool_call(call: Any, number: int, reading: Reading) -> dict[str, Any] | None
         raise BadRecordError(f"the tool call of message {number} has no name")
     made: dict[str, Any] = {"type": "function", "function": {"name": name}}
     made["function"]["arguments"] = _arguments(arguments, number, reading)
+    reading.unused.update(f"tool_calls.{each}" for each in fields.unused() if key(each) not in _OF_CALLS)
     return made | ({"id": given["id"]} if isinstance(given.get("id"), str) else {})
 
 
@@ -305,13 +340,15 @@ def _arguments(arguments: Any, number: int, reading: Reading) -> dict[str, Any]:
     for _ in range(2):  # some data sets have the text of a text
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments) if arguments.strip() else None
+                arguments = parsed(arguments) if arguments.strip() else None
             except (ValueError, RecursionError):
                 raise BadRecordError(f"{where} are not JSON") from None
     if is_absent(arguments):
         return {}
     if as_object:  # in text, a null was written by somebody
         arguments = reading.plain(arguments)
+    if arguments == []:  # an empty map of Arrow's, or an empty object of PHP's
+        return {}
     if not isinstance(arguments, dict):
         raise BadRecordError(f"{where} are {kind(arguments)}, not an object")
     return arguments
@@ -319,9 +356,10 @@ def _arguments(arguments: Any, number: int, reading: Reading) -> dict[str, Any]:
 
 def read_tools(tools: Any, reading: Reading) -> list[dict[str, Any]]:
     """Tools in OpenAI's shape, from a list of them, or of functions, or its text. Raises BadRecordError."""
-    if isinstance(tools, str):
+    as_text = isinstance(tools, str)
+    if as_text:
         try:
-            tools = parsed(tools) if tools.strip() else []
+            tools = [] if is_empty(tools) or spells_null(tools) else parsed(tools)
         except ValueError:
             raise BadRecordError("its tools are text that is not JSON") from None
     if is_empty(tools):
@@ -330,16 +368,18 @@ def read_tools(tools: Any, reading: Reading) -> list[dict[str, Any]]:
         tools = [tools]
     if not isinstance(tools, list | tuple):
         raise BadRecordError("its tools are no list")
-    return [_tool(each, reading) for each in tools if not is_empty(each)]
+    return [_tool(each, reading, as_text) for each in tools if not is_empty(each)]
 
 
-def _tool(tool: Any, reading: Reading) -> dict[str, Any]:
+def _tool(tool: Any, reading: Reading, as_text: bool) -> dict[str, Any]:
+    """``as_text``: it stood in a text, so that its nulls were written by somebody."""
     if isinstance(tool, str):
+        as_text = True
         try:
             tool = json.loads(tool)
         except ValueError:
             raise BadRecordError("its tools hold text that is not JSON") from None
-    tool = reading.plain(tool)
+    tool = tool if as_text else reading.plain(tool)
     if not isinstance(tool, dict):
         raise BadRecordError(f"its tools hold {kind(tool)}, not objects")
     function = tool.get("function", tool)
@@ -347,9 +387,11 @@ def _tool(tool: Any, reading: Reading) -> dict[str, Any]:
         raise BadRecordError("one of its tools has no name")
     if isinstance(function.get("parameters"), str):
         try:
-            function = function | {"parameters": json.loads(function["parameters"])}
+            parameters = parsed(function["parameters"]) if function["parameters"].strip() else None
         except ValueError:
             raise BadRecordError(f"the parameters of its tool {function['name']!r} are not JSON") from None
+        function = function | {"parameters": parameters}
+    function = {name: each for name, each in function.items() if not is_absent(each)}
     if "input_schema" in function:  # Anthropic's name
         function = {("parameters" if name == "input_schema" else name): each for name, each in function.items()}
     if "function" in tool:
@@ -366,6 +408,10 @@ def check(messages: list[Message], reading: Reading) -> None:
         raise BadRecordError("no assistant answers in it")
     if len(messages) < n:
         reading.changed[BEHIND] += 1
+    if nulls := sum(each["role"] == "assistant" and spells_null(each["content"]) for each in messages):
+        reading.changed[ANSWERED_NULL] += nulls
+    if empty := sum(each["role"] == "user" and not each["content"].strip() for each in messages):
+        reading.changed[EMPTY_QUESTIONS] += empty
     for number, message in enumerate(messages, 1):
         said = message["content"].strip() or message.get("tool_calls")
         if message["role"] == "assistant" and not said and message.get("weight") != 0:

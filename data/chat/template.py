@@ -51,8 +51,16 @@ CHATML = """\
 Capability = Literal["tools", "calls", "results"]
 """What a template may write of tools: their descriptions, calls of them, what they return."""
 TOOL_WORDS: dict[Capability, str] = {"tools": "tools", "calls": "tool calls", "results": "results of tools"}
+REWRITTEN = (
+    "{} answers are not learned: in the conversation the chat template writes them, or what stands before them, "
+    "otherwise than where it asks for them"
+)
 _REASONING = re.compile(r"""(?:\.|\[\s*['"]|get\(\s*['"])(reasoning_content|reasoning|thinking)\b""")
 """A template's access to the reasoning of a message, by any of its names."""
+
+
+_MOST_ADDED = 64
+"""Characters that a template may put before the calls of a last answer."""
 
 
 class TemplateRefusesError(ValueError):
@@ -70,6 +78,8 @@ class Rendered:
     """Parts in which no control token may be parsed: contents spell some there."""
     without_reasoning: int = 0
     """Scored answers whose reasoning the template does not write."""
+    rewritten: int = 0
+    """Answers that are not scored, since the template writes them otherwise than where it asks for them."""
 
     def begins_with(self, token: str) -> bool:
         """Whether the template itself wrote ``token`` at the beginning: then nothing may add it once more."""
@@ -205,24 +215,30 @@ class ChatTemplate:
         template does not write all that is said.
 
         A template may write an earlier answer otherwise than the last one (some drop its reasoning). Then only the
-        answers that stand in the text as they were given are scored, and always the last one, if it has weight.
+        answers that stand in the text as they were given are scored, and always the last one, if it has weight. What
+        a template puts before a last answer's calls (Qwen3's puts empty reasoning), or behind the last answer alone, is
+        no part of an earlier one.
         """
         messages, tools = conversation["messages"], conversation.get("tools")
         text = self.text(messages, tools, now=self._moment)
         self._check_written(text, messages, tools)
         literal = self._literal(text, messages, tools, now=self._moment)
-        scored, dropped = [], 0
+        scored, dropped, rewritten = [], 0, 0
         for number, message in enumerate(messages):
             if message["role"] != "assistant" or message.get("weight") == 0:
                 continue
             before = self.text(messages[:number], tools, prompt=True, now=self._moment)
             last = number == len(messages) - 1
             with_answer = text if last else self.text(messages[: number + 1], tools, now=self._moment)
-            if text.startswith(with_answer) and with_answer.startswith(before):
-                end = self._end_of_turn(with_answer, len(before), literal)
-                if end > len(before):
-                    dropped += self._drops(with_answer, len(before), messages[: number + 1], tools)
-                    scored.append((len(before), end))
+            start, up_to_end = len(before), None
+            if with_answer.startswith(before):
+                up_to_end = self._shared(text, with_answer, start, message)
+            end = start if up_to_end is None else self._end_of_turn(up_to_end, start, literal)
+            if up_to_end is None or end <= start:
+                rewritten += 1
+                continue
+            dropped += self._drops(up_to_end, start, messages[: number + 1], tools)
+            scored.append((start, end))
         answers = [each for each in messages if each["role"] == "assistant"]
         if not scored and answers and answers[-1].get("weight") == 0:
             raise TemplateRefusesError(
@@ -233,7 +249,22 @@ class ChatTemplate:
             raise TemplateRefusesError(
                 "the chat template changes what stands before the last answer, so it cannot be found"
             )
-        return Rendered(text, tuple(scored), literal, dropped)
+        return Rendered(text, tuple(scored), literal, dropped, rewritten)
+
+    def _shared(self, text: str, with_answer: str, start: int, message: dict[str, Any]) -> str | None:
+        """``text`` up to the end of an answer which alone, as the last one, is written as ``with_answer`` from
+        ``start``; None where ``text`` has it in other words."""
+        if text.startswith(with_answer):
+            return with_answer
+        if not text.startswith(with_answer[:start]):
+            return None
+        for alone in (with_answer[start:], with_answer[start:].removesuffix(self._eos)):
+            for skipped in range(min(len(alone), _MOST_ADDED) if message.get("tool_calls") else 1):
+                answer = alone[skipped:]
+                if answer and text.startswith(answer, start):
+                    lost = skipped and (written.missing(message, answer) or written.drops_reasoning(message, answer))
+                    return None if lost else text[: start + len(answer)]
+        return None
 
     def _drops(self, text: str, start: int, messages: list[dict[str, Any]], tools: list[Any] | None) -> bool:
         """Whether the last message's reasoning is not in the text from ``start``. Raises TemplateRefusesError where its

@@ -86,6 +86,8 @@ class ChatEncoder:
         settings = tokenizer.settings
         self.without_reasoning = 0
         """Answers so far whose reasoning the template does not write."""
+        self.rewritten = 0
+        """Answers so far that are not learned, since the template writes them otherwise than where it asks for them."""
         self._tokenizer = tokenizer
         self._parts = PartEncoder(tokenizer)
         self.template = ChatTemplate(
@@ -101,6 +103,7 @@ class ChatEncoder:
         """Ids and what is scored of a conversation (``formats.to_document``). Raises TemplateRefusesError."""
         rendered = self.template.render(from_document(document))
         self.without_reasoning += rendered.without_reasoning
+        self.rewritten += rendered.rewritten
         return (*self.tokens(rendered), rendered)
 
     def pair(self, document: str) -> tuple[tuple[np.ndarray, np.ndarray], ...] | None:

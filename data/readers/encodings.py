@@ -26,17 +26,32 @@ _WIDE_NULS = 0.2
 _COMMON = " \r\n.,\u3000\u3001\u3002\uff0c"
 _WRONG = 0.01
 """Most share of characters that no text has, by which bytes may still be text in an encoding."""
-_EUROPEAN = ("CP1252", "CP1250", "ISO8859-2")
+_EUROPEAN = ("CP1252", "CP1250", "ISO8859-2", "CP850", "MACINTOSH")
+_QUOTES, _BETWEEN = "‘“”„‚«»‹›", "’–—…"
+"""Signs that stand before or behind a word, and those that may stand within one."""
+_OTHERS = [
+    *("cp1251", "koi8_r", "koi8_u", "cp866", "cp1125", "iso8859_5", "mac_cyrillic", "cp1253", "iso8859_7", "cp1255"),
+    *("cp1256", "iso8859_6", "cp874", "tis_620", "cp932", "shift_jis", "euc_jp", "gb18030", "gbk", "big5", "big5hkscs"),
+    *("cp949", "euc_kr", "cp1252", "cp1250", "iso8859_2", "cp1258"),
+]
+"""Encodings of text in which most letters are not ASCII: those that files still have."""
+_ICONV = {"UTF-16-LE": "UTF-16LE", "UTF-16-BE": "UTF-16BE"}
+"""Encodings by iconv's names where those are not Python's."""
+_PYTHON = {"MACINTOSH": "mac_roman"}
+_SEVEN_BITS = re.compile(rb"\x1b\$(?:[@BA]|\)[CAG])")
+"""What switches the letters in ISO 2022, the seven-bit encodings of Japanese, Korean and Chinese mail."""
 _WESTERN = 0.3
 """In languages with Latin letters fewer of the letters than this have an accent."""
 
 
 def not_text(beginning: bytes) -> str:
-    """``"UTF-16LE"``, ``"UTF-32BE"`` and the like, or ``"bytes that are no text"``, for a file that begins so; ``""``
-    for what may be UTF-8 or another encoding of single bytes."""
+    """``"UTF-16LE"``, ``"UTF-32BE"``, ``"ISO-2022-JP"`` and the like, or ``"bytes that are no text"``, for a file that
+    begins so; ``""`` for what may be UTF-8 or another encoding of single bytes."""
     for mark, name in _MARKS:
         if beginning.startswith(mark):
             return name
+    if found := _SEVEN_BITS.search(beginning):
+        return "ISO-2022-KR" if b"$)C" in found[0] else "ISO-2022-JP"
     runs = _CONTROLS.findall(beginning)
     kinds = set(b"".join(runs))
     if len(runs) <= _ODD * len(beginning) and len(kinds) <= _MANY:
@@ -90,12 +105,20 @@ def guess(content: bytes) -> str:
         return min(_EUROPEAN, key=lambda name: _n_odd(content[: 1 << 20], name))
     from charset_normalizer import from_bytes
 
-    best = from_bytes(content[: 1 << 16]).best()
-    return best.encoding.upper().replace("_", "-") if best and best.encoding not in ("utf_8", "ascii") else "CP1252"
+    best = from_bytes(content[: 1 << 16], cp_isolation=_OTHERS).best()
+    name = best.encoding.upper().replace("_", "-") if best and best.encoding not in ("utf_8", "ascii") else "CP1252"
+    return _ICONV.get(name, name)
 
 
 def _n_odd(content: bytes, name: str) -> int:
-    """How many characters stand next to letters, and are none, when the bytes are read in an encoding."""
-    text = content.decode(name, "replace")
-    found = re.finditer(r"(?<=\w)[^\x00-\x7f]|[^\x00-\x7f](?=\w)", text)
-    return sum(not each.group().isalpha() for each in found)
+    """How many characters are where no text has them when the bytes are read in an encoding: signs next to letters,
+    quotation marks between two, capitals behind small letters."""
+    text = content.decode(_PYTHON.get(name, name), "replace")
+    found = 0
+    for match in re.finditer(r"(?<=\w)[^\x00-\x7f]|[^\x00-\x7f](?=\w)", text):
+        each, before, after = match.group(), text[max(0, match.start() - 1)], text[match.end() : match.end() + 1]
+        if each in _BETWEEN:
+            continue
+        found += before.isalpha() and after.isalpha() if each in _QUOTES else not each.isalpha()
+        found += each.isupper() and before.islower()
+    return found

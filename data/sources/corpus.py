@@ -9,6 +9,8 @@ import numpy as np
 from slm.data.sources import files
 from slm.data.sources.document_stream import Doc, Document, State
 
+SMALL_CORPUS = 64 << 20
+"""A corpus of fewer bytes is read once before training: what it holds, and how much of it is held out, is known."""
 Doc_co = TypeVar("Doc_co", bound=Document, covariant=True)
 
 

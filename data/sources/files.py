@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import sys
 import zlib
 from collections import defaultdict
@@ -40,6 +41,8 @@ __all__ = [
 INSPECTED = 16 << 20
 """Bytes of a ``.json`` file in a folder by which it is told whether it holds records."""
 SKIP = "data.on_bad=skip leaves out what cannot be read"
+_WIDE_INSIDE = re.compile(r"(?:[^\0]\0){8,40}|(?:\0[^\0]){8,40}")
+"""Letters of UTF-16 read as UTF-8: what PowerShell appends to a file that was UTF-8."""
 
 
 class TextFile:
@@ -103,6 +106,11 @@ class TextFile:
             return ""
         url = url_of(text)  # which a text that is made of this one does not have
         if "\0" in text:
+            if wide := _WIDE_INSIDE.search(text):
+                place = {"offset": raw.start + raw.content.index(0)} if isinstance(raw, plain_text.Piece) else {}
+                detail = f"{text.count(chr(0)):,} NUL characters, {excerpt(wide[0].replace(chr(0), ''))!r} among them"
+                self.leave_out(BadRecordError("UTF-16 within other text", detail=detail, **place), end)
+                return ""
             self._replaced("a NUL character", text.count("\0"), raw, end)
             text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
         # Only an escape of JSON can make a lone surrogate of bytes that are UTF-8.
@@ -222,7 +230,7 @@ def _incomplete(error: Exception, offset: int | None) -> BadRecordError:
 
 
 def _not_utf8(wrong: str) -> BadRecordError:
-    if not wrong.startswith("UTF"):
+    if not wrong.startswith(("UTF", "ISO")):
         return BadRecordError(wrong, advice="name files of text", line=1)
     return BadRecordError(
         f"{wrong}, not UTF-8", advice=f"convert the file, for example with iconv -f {wrong} -t UTF-8", line=1

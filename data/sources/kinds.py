@@ -53,7 +53,22 @@ KINDS: dict[str, Kind] = {
             *(".jsx", ".ts", ".tsx", ".go", ".rs", ".rb", ".php", ".swift", ".kt", ".kts", ".scala", ".clj", ".hs"),
             *(".ml", ".mli", ".ex", ".exs", ".erl", ".lua", ".pl", ".pm", ".r", ".jl", ".sh", ".bash", ".zsh", ".ps1"),
             *(".sql", ".f", ".f90", ".f95", ".m", ".mm", ".d", ".nim", ".zig", ".v", ".sv", ".vhd", ".lisp", ".el"),
-            *(".scm", ".rkt", ".dart", ".groovy", ".pas", ".asm", ".s", ".cu", ".vue", ".svelte", ".proto", ".cmake"),
+            *(
+                ".scm",
+                ".rkt",
+                ".dart",
+                ".groovy",
+                ".gradle",
+                ".pas",
+                ".adb",
+                ".ads",
+                ".vb",
+                ".sol",
+                ".tf",
+                ".asm",
+                ".s",
+            ),
+            *(".cu", ".vue", ".svelte", ".proto", ".cmake"),
         ),
     ),
     "html": Kind("HTML page", (".html", ".htm", ".xhtml")),
@@ -128,6 +143,9 @@ _MAGIC = (
 )
 _HTML = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
 
+_MAILBOX = re.compile(rb"From [^\n]+\n(?:[A-Za-z-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?(?:From|Subject|Date):", re.IGNORECASE)
+"""How a mailbox begins: Thunderbird's files have no ending."""
+
 
 class Told(NamedTuple):
     """What a file's name and first bytes tell."""
@@ -185,7 +203,7 @@ def of_bytes(path: str, first: bytes) -> Told:
     if kind is None and _HTML.match(first):
         return Told("html")
     if kind is None and not wrong and first and not suffix(path):
-        kind = "text"
+        kind = "mail" if _MAILBOX.match(first) else "text"
     return Told(kind, wrong)
 
 

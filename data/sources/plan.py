@@ -13,7 +13,7 @@ from slm.data.config import WHOLE_FILE, DataConfig, SourceConfig
 from slm.data.errors import UserError
 from slm.data.sources import files, hub, kinds
 from slm.data.sources.conversations import chat_files
-from slm.data.sources.corpus import Corpus, FileCorpus, Select
+from slm.data.sources.corpus import SMALL_CORPUS, Corpus, FileCorpus, Select
 from slm.data.sources.files import Reading
 from slm.data.sources.filters import options, settings
 from slm.data.sources.held_out import CONVERSATIONS, DIVIDED, documents_of, hold_out
@@ -24,7 +24,6 @@ from slm.data.storage import digest_of, fingerprint, stamps
 Split = Literal["train", "validation", "calibration"]
 """``calibration``: the part of the training text that a run which calibrates its head does not train on."""
 
-SMALL_CORPUS = 64 << 20  # bytes; a smaller corpus is read once to check how much of it is held out
 LONG_DOCUMENT = 65536  # bytes; where documents of plain text may be longer, they are held out in part
 CALIBRATION = 0.02  # the share of the training text that is kept for calibrating a head, where a run does that
 FEW_PER_SHARD = 16  # with fewer documents per shard, all shards read all of them, and share out their blocks

@@ -1,5 +1,7 @@
 """The tally: each place once, by reason, with the first place; and what workers send."""
 
+import os
+
 from slm.data.bad_records import REPLACED, BadRecordError, Found, Tally
 
 
@@ -27,6 +29,13 @@ def test_a_place_counts_once(capsys):
     assert not capsys.readouterr().err
     tally.report(final=True)
     assert "4 left out" in capsys.readouterr().err
+
+
+def test_a_file_has_one_name():
+    tally = Tally()
+    add(tally, 3)
+    add(tally, 3, path=os.path.abspath("a"))
+    assert tally.record(["./a"]) == tally.record([os.path.abspath("a")]) == {"torn": Found(1, "a:3")}
 
 
 def test_workers_counts_are_added():

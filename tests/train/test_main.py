@@ -17,7 +17,6 @@ from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.config import TrainConfig
 from tests.helpers.small_run import OPTIONS, SAMPLES, SmallRun, last_step
 
-
 WITHOUT_LLAMA_CPP = """
 import runpy, sys
 sys.modules["llama_cpp"] = None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from slm.data.chat.formats import from_document
-from slm.data.chat.template import Rendered, TemplateRefusesError
+from slm.data.chat.template import REWRITTEN, Rendered, TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
 from slm.data.errors import one_line
@@ -41,6 +41,8 @@ class ChatStatistics:
     """Why it does not render the first of them."""
     without_reasoning: int = 0
     """Answers whose reasoning it does not write."""
+    rewritten: int = 0
+    """Answers that are not learned, since it writes them otherwise than where it asks for them."""
     turns: Counter[int] = field(default_factory=Counter)
     """Number of messages to number of conversations."""
     lengths: list[int] = field(default_factory=list)
@@ -65,6 +67,7 @@ class ChatStatistics:
             "conversations": len(self.lengths),
             "refused": self.refused,
             "without_reasoning": self.without_reasoning,
+            "rewritten": self.rewritten,
             "messages": sum(count * n for count, n in self.turns.items()),
             "tokens": int(lengths.sum()),
             "scored_tokens": self.scored,
@@ -119,6 +122,7 @@ def _count(plan: Plan, encoder: ChatEncoder, seq_len: int, max_docs: int, max_mb
             stats.why = stats.why or one_line(error)
             continue
         stats.without_reasoning += rendered.without_reasoning
+        stats.rewritten += rendered.rewritten
         stats.turns[len(from_document(document)["messages"])] += 1
         stats.lengths.append(len(ids))
         stats.scored += int(scored.sum())
@@ -138,6 +142,8 @@ def show(counted: dict[str, ChatStatistics], tokenizer: str) -> None:
             print(f"{name}: the chat template refuses {each.refused:,}, which are left out, the first so: {each.why}")
         if each.without_reasoning:
             print(f"{name}: the chat template does not write the reasoning of {each.without_reasoning:,} answers")
+        if each.rewritten:
+            print(f"{name}: " + REWRITTEN.format(f"{each.rewritten:,}"))
         r = each.record()
         length = r["conversation_tokens"]
         rows.append(

@@ -16,8 +16,9 @@ from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
 from slm.data.errors import UserError, one_line
 from slm.data.quality.repeats.in_memory import Finder
+from slm.data.sources.corpus import SMALL_CORPUS
 from slm.data.sources.documents import make_plans, sample_documents
-from slm.data.sources.plan import SMALL_CORPUS, plan_sources
+from slm.data.sources.plan import plan_sources
 from slm.data.statistics import Statistics
 from slm.data.storage import atomic_write_bytes
 from slm.data.stream.chat_setup import chat_setup
@@ -34,6 +35,8 @@ from slm.train.tune import rule
 COMPARED_BYTES = 1_000_000
 """Text that is encoded for the comparison with GPT-2's tokenizer."""
 GPT2 = "gpt2"
+MOST_NEAR = 100_000
+"""Documents of all sources together that are compared for near duplicates: 0.2 GB of memory."""
 LANGUAGES = 12
 """Of a source this many are named."""
 EXAMPLE_CHARS = 200
@@ -198,7 +201,9 @@ def count(
     config: DataConfig, tokenizer: Tokenizer, stats: StatsOptions, *, seed: int
 ) -> dict[str, tuple[Statistics, bool]]:
     """For each source, by name, its statistics and whether all of it was read."""
-    finder = None if stats.duplicates == "none" else Finder(stats.duplicates, config.dedup_threshold)
+    finder = None
+    if stats.duplicates != "none":
+        finder = Finder(stats.duplicates, config.dedup_threshold, most_near=MOST_NEAR)
     encode = make_encode(tokenizer)
     counted: dict[str, tuple[Statistics, bool]] = {}
     for each in plan_sources(config, "train"):
@@ -209,6 +214,8 @@ def count(
         while name in counted:
             name += "'"
         counted[name] = (found, whole)
+    if finder is not None and finder.is_full:
+        print(f"near duplicates are those among the first {MOST_NEAR:,} documents (data.dedup=near compares all)")
     return counted
 
 

@@ -116,6 +116,8 @@ def tuning(
         config = replace(config, data=recipe.with_answers(config.data, answers, replay))
     elif replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))
+    if recipe.forgets(run, own.tune, pairs=pairs):
+        config = replace(config, components={**config.components, "interpolation": {"kept": own.tune.kept}})
     if found:
         log(found if isinstance(found, str) else found.line)
     log(lines.plan(choice, seen, max_minutes=config.train.max_minutes))

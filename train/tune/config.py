@@ -26,7 +26,13 @@ class TuneOptions:
     lora: int = 0
     """Rank of a low-rank adapter that is trained in place of the weights; 0: all weights are trained."""
 
+    kept: float | None = None
+    """Share of the weights' change from a downloaded base that is kept at the end, so that less of what it knew
+    is lost; 1: all. None: the least that keeps nearly all that was learned (``components/interpolation.py``)."""
+
     def __post_init__(self) -> None:
+        if self.kept is not None and not 0 < self.kept <= 1:
+            raise UserError(f"tune.kept={self.kept} must be a share above 0 and at most 1, for example 0.7")
         if self.lora < 0:
             raise UserError(f"tune.lora={self.lora} must be a rank, for example 16, or 0 for all weights")
         if self.replay is not None and not 0 <= self.replay < 1:

@@ -36,7 +36,8 @@ def end(config: RunConfig) -> str | None:
     """What became of a run that has ended; None where nothing was trained."""
     records = _records(config.root / "metrics.jsonl")
     first = next((each["loss"] for each in records if "loss" in each), None)
-    validated = [each for each in records if "val_loss" in each]
+    moved = max((n for n, each in enumerate(records) if each.get("event") == "interpolated"), default=-1)
+    validated = [each for each in records[moved + 1 :] if "val_loss" in each]
     if first is None or not validated:
         return None
     best, steps = min(validated, key=lambda each: each["val_loss"]), validated[-1]["step"]

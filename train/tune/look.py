@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slm.data.chat.template import TemplateRefusesError
+from slm.data.chat.template import REWRITTEN, TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
 from slm.data.errors import UserError, one_line
@@ -116,6 +116,8 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
         line += f"; {len(seen):,} different ones of {records:,}"
     if encoder.without_reasoning:
         line += f"; the chat template does not write the reasoning of {encoder.without_reasoning:,} answers"
+    if encoder.rewritten:
+        line += "; " + REWRITTEN.format(f"{encoder.rewritten:,}")
     if refused:
         line += f"; the chat template refuses {refused:,} of {looked_at:,}, which are left out, the first so: {why}"
     if len(cut) < len(lengths):

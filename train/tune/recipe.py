@@ -187,6 +187,12 @@ def answers_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     return OWN_ANSWERS if tune.replay is None else tune.replay
 
 
+def forgets(run: Run, tune: TuneOptions, *, pairs: bool = False) -> bool:
+    """Whether the tuned weights go back towards the base's: all weights of a downloaded model, which has no text of
+    its training to be kept by. An adapter's change is scaled by whoever serves it."""
+    return not (pairs or tune.lora or run.config_file is not None)
+
+
 def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     """The share of the base's own text: what a person says, else ``REPLAY`` where that text is on this machine.
 

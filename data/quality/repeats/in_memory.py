@@ -3,6 +3,7 @@
 Tested in tests/data/sources/test_duplicates.py.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,7 +17,10 @@ class Finder:
     Memory per document: about 90 bytes for ``exact``; for ``near`` 2.2 KB, or 4.6 KB below a threshold of 0.75.
     """
 
-    def __init__(self, mode: Literal["exact", "near"], threshold: float) -> None:
+    def __init__(self, mode: Literal["exact", "near"], threshold: float, *, most_near: float = math.inf) -> None:
+        """``most_near``: so many documents are compared for near duplicates, of those behind them only exact ones are
+        found."""
+        self._most_near = most_near
         self._seen: set[int] = set()
         self._near: Any = None
         self._number = 0
@@ -26,6 +30,11 @@ class Finder:
             self._near = RMinHashDeduplicator(
                 threshold=threshold, num_perm=N_HASHES, use_lsh=True, num_bands=n_bands(threshold), seed=SEED
             )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether near duplicates are not looked for any more."""
+        return self._number >= self._most_near
 
     def add(self, texts: Sequence[str]) -> list[Verdict]:
         """A verdict on each text: ``""`` for one that repeats no earlier text."""
@@ -39,7 +48,7 @@ class Finder:
             if not repeated:
                 self._seen.add(found)
                 fresh.append((index, plain))
-        if self._near is not None:
+        if self._near is not None and not self.is_full:
             entries = [(str(self._number + i), shingles(plain)) for i, (_, plain) in enumerate(fresh)]
             self._number += len(fresh)
             for (index, _), kept in zip(fresh, self._near.add_pairs(entries), strict=True):

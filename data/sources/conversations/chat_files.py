@@ -13,11 +13,9 @@ from typing import Any
 from slm.data.chat.formats import TITLES, BadRecordError, Format, Read, read_record, to_document
 from slm.data.errors import UserError
 from slm.data.sources.conversations.chat_records import Record, read
-from slm.data.sources.corpus import Reader
+from slm.data.sources.corpus import SMALL_CORPUS, Reader
 from slm.data.storage import stamps
 
-INSPECTED_BYTES = 64 << 20
-"""Most bytes of conversations that are inspected before training. The rest is read during training."""
 NAMED_FIELDS = 8
 """The most fields that one line names."""
 
@@ -157,7 +155,7 @@ def check_pairs(paths: tuple[str, ...], columns: Columns = ()) -> None:
 
 
 def inspect(paths: tuple[str, ...], *, stop: bool = False, columns: Columns = ()) -> Findings:
-    """What the files hold, up to ``INSPECTED_BYTES`` of conversations.
+    """What the files hold, up to ``SMALL_CORPUS`` of conversations.
 
     Raises UserError where none of the records is a conversation, and with ``stop`` at the first that is none.
     """
@@ -178,11 +176,11 @@ def _inspect(stamped: tuple[Any, ...], stop: bool, columns: Columns) -> Findings
 
 
 def of_records(records: Iterable[Record], *, stop: bool, columns: Columns) -> Findings:
-    """What records hold, up to ``INSPECTED_BYTES`` of conversations."""
+    """What records hold, up to ``SMALL_CORPUS`` of conversations. The rest is read during training."""
     findings, size = Findings(), 0
     for record in records:
         size += findings.add(record, stop=stop, columns=columns)
-        if size > INSPECTED_BYTES:
+        if size > SMALL_CORPUS:
             findings.complete = False
             break
     return findings

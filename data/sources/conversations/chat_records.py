@@ -22,6 +22,7 @@ from slm.data.bad_records import BadRecordError
 from slm.data.chat import message_trees
 from slm.data.errors import UserError, one_line
 from slm.data.readers import json_records
+from slm.data.readers.encodings import advice, not_text
 from slm.data.readers.json_records import repeated_key
 from slm.data.sources import kinds
 from slm.data.sources.compressed import open_binary
@@ -30,6 +31,8 @@ _BATCH = 64
 """Rows of a parquet file read at a time."""
 _CHUNK = 1 << 20
 """Bytes that are buffered and looked at ahead."""
+_LOOKED_AT = 4096
+"""Bytes by which an encoding is told."""
 NOT_UTF8 = "it is not UTF-8"
 _ESCAPED = re.compile(r"[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` reads them."""
@@ -115,10 +118,23 @@ class _Place:
     def __init__(self, path: str) -> None:
         self.path = path
         self.line = 0
+        self._encoding = ""
 
     @property
     def where(self) -> str:
         return f"{self.path}:{self.line}"
+
+    def not_utf8(self, content: bytes) -> str:
+        """What is wrong with a record that is not UTF-8; its encoding is guessed by the first such record."""
+        if not self._encoding:
+            with open_binary(self.path) as stream:  # a record may be too short to tell
+                beginning = stream.read(_CHUNK)
+            try:
+                beginning[:-4].decode()
+            except UnicodeDecodeError:
+                content = beginning
+            self._encoding = advice(content)
+        return f"{NOT_UTF8}: {self._encoding}"
 
 
 class _Steps(io.RawIOBase):
@@ -147,14 +163,15 @@ class _Steps(io.RawIOBase):
 def _utf8(path: str, steps: _Steps) -> "io.BufferedReader[Any]":
     """The file's bytes as UTF-8, without a byte order mark. UTF-16 with its mark is converted.
 
-    UserError for UTF-16 without one.
+    UserError for UTF-16 without one, and for other encodings that a file's beginning tells.
     """
     buffered: io.BufferedReader[Any] = io.BufferedReader(steps, _CHUNK)
-    first = buffered.peek(4)[:4]
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+    beginning = buffered.peek(_LOOKED_AT)[:_LOOKED_AT]
+    first, wide = beginning[:4], not_text(beginning)
+    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and wide.startswith("UTF-16"):
         return io.BufferedReader(_Recoded(codecs.getreader("utf-16")(buffered, "replace")))
-    if b"\0" in first:
-        raise UserError(f"{path} looks like UTF-16, not UTF-8: convert it (iconv -f UTF-16LE -t UTF-8)")
+    if wide.startswith(("UTF", "ISO")):
+        raise UserError(f"{path} looks like {wide}, not UTF-8: convert it (iconv -f {wide} -t UTF-8)")
     if first[:3] == codecs.BOM_UTF8:
         buffered.read(3)
     return buffered
@@ -208,7 +225,7 @@ def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterat
             key = repeated_key(line, value, value) if isinstance(value, dict) else ""
             yield Record(value, place.where, f"the key {key!r} stands more than once" if key else "")
         except UnicodeDecodeError:
-            yield Record(None, place.where, NOT_UTF8)
+            yield Record(None, place.where, place.not_utf8(line))
         except (ValueError, RecursionError) as error:
             yield Record(None, place.where, f"it is not a line of JSON ({one_line(error)})")
 
@@ -294,6 +311,9 @@ def _read_table(place: _Place, stream: io.BufferedReader) -> Iterator[Record | N
     except csv.Error as error:
         yield Record(None, place.where, f"the names of its columns cannot be read ({one_line(error)})", last=True)
         return
+    if twice := next((each for each in names if each and names.count(each) > 1), None):
+        yield Record(None, place.where, f"its first line names the column {twice!r} more than once", last=True)
+        return
     while True:
         begins = before + rows.line_num + 1
         try:
@@ -307,8 +327,8 @@ def _read_table(place: _Place, stream: io.BufferedReader) -> Iterator[Record | N
         place.line = begins
         if not row:
             continue
-        if _ESCAPED.search("".join(row)):
-            yield Record(None, place.where, "it is not UTF-8: convert the file")
+        if _ESCAPED.search(cells := " ".join(row)):
+            yield Record(None, place.where, place.not_utf8(cells.encode("utf-8", "surrogateescape")))
         elif len(row) < len(names) or any(row[len(names) :]):
             yield Record(None, place.where, f"it has {len(row)} columns, and the first line names {len(names)}")
         else:

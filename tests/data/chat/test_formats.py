@@ -1,6 +1,8 @@
 """Records of the usual formats become the same conversation, and what is none says why."""
 
+import datetime
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -85,6 +87,108 @@ def test_nulls_say_nothing_and_hide_nothing():
     assert messages_of({"messages": [{"role": "user", "content": parts}, None, ANSWERED]}) == [ASKED, ANSWERED]
     assert messages_of({"prompt": None, "question": "How are you?", "answer": "Fine."}) == [ASKED, ANSWERED]
     assert messages_of({"prompt": "How are you?", "system": null, "completion": "Fine."}) == [ASKED, ANSWERED]
+
+
+def asked_with_call(arguments, **more):
+    function = {"name": "f", "arguments": arguments}
+    return {"messages": [ASKED, {"role": "assistant", "content": None, "tool_calls": [{"function": function}]} | more]}
+
+
+NAN = float("nan")
+SAYING_NOTHING = [
+    *({"messages": [ASKED, ANSWERED | {"tool_calls": each}]} for each in ("null", "None", "[]", "", [None], [{}])),
+    *(
+        {"messages": [ASKED, ANSWERED | {"tool_calls": [{"id": None, "function": each}]}]}
+        for each in (None, {"name": None, "arguments": None}, {"name": "", "arguments": ""})
+    ),
+    *({"messages": [each, ASKED, ANSWERED]} for each in (None, {}, {"role": None, "content": None})),
+    *({"messages": [{"role": "system", "content": each}, ASKED, ANSWERED]} for each in (None, NAN)),
+    *({"messages": [ASKED, ANSWERED], "system": each} for each in ("null", NAN, [None], {"content": None}, [])),
+    *({"messages": [ASKED, ANSWERED], "tools": each} for each in ("null", "None", "[]", [None], [{"name": None}], NAN)),
+    *({"messages": each, "conversations": [ASKED, ANSWERED]} for each in ([], [None], [{"role": None}], "null")),
+    *(
+        {"instruction": "How are you?", "output": "Fine.", "history": each}
+        for each in ("null", "None", "[]", NAN, [None], [[None, None]], [["", None]])
+    ),
+    *({"instruction": "How are you?", "input": each, "output": "Fine."} for each in ("None", "<noinput>", "nan", NAN)),
+    *({"question": "How are you?", "response": each, "answer": "Fine."} for each in ("null", [None], {"text": None})),
+    *(
+        {"messages": [{"role": "user", "content": each}, ANSWERED]}
+        for each in (
+            [None, {"type": "text", "text": None}, {"type": "text", "text": "How are you?"}],
+            [{"type": "text", "value": "How are you?", "image_url": None}],
+            [{"type": "text", "text": {"value": "How are you?", "annotations": []}}],
+        )
+    ),
+    {"question": "How are you?", "answers": {"text": [None, "Fine."]}},
+]
+
+
+@pytest.mark.parametrize("number", range(len(SAYING_NOTHING)))
+def test_what_says_nothing_in_any_spelling_is_not_there(number):
+    assert read_record(SAYING_NOTHING[number]).conversation == {"messages": [ASKED, ANSWERED]}
+
+
+def test_values_of_tables_are_their_own_text():
+    for value, text in ((datetime.date(2020, 1, 2), "2020-01-02"), (Decimal("5.10"), "5.10"), (5, "5"), (True, "true")):
+        assert messages_of({"question": "a", "answer": value})[1]["content"] == text
+
+
+@pytest.mark.parametrize("arguments", [[], "[]", {}, "{}"])
+def test_nothing_in_a_list_of_arguments_is_none(arguments):
+    (call,) = messages_of(asked_with_call(arguments))[1]["tool_calls"]
+    assert call["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("arguments", ["None", "{'a': None, 'b': True}", '{"a": null, "b": true}'])
+@pytest.mark.parametrize("content", [None, "None", "null", NAN])
+def test_calls_as_python_writes_them_are_calls(arguments, content):
+    wanted = {} if arguments == "None" else {"a": None, "b": True}
+    answer = messages_of(asked_with_call(arguments, content=content))[1]
+    assert answer["content"] == ""
+    assert answer["tool_calls"][0]["function"]["arguments"] == wanted
+    calls = str([{"name": "f", "arguments": wanted}])
+    of_text = messages_of({"query": "How are you?", "tools": [{"name": "f"}], "answers": calls})[1]
+    assert of_text["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_a_field_of_a_call_that_is_not_used_is_named():
+    call = {"name": "f", "kwargs": {"a": 1}, "values": {"b": 2}}
+    found = read_record({"messages": [ASKED, {"role": "assistant", "tool_calls": [call]}]})
+    assert found.conversation["messages"][1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert set(found.reading.unused) == {"tool_calls.values"}
+
+
+def test_a_history_as_text_and_questions_as_messages():
+    for history in ('[["a", "b"]]', "[['a', 'b'], None]", ["a", "b"], [{"user": "a", "assistant": "b"}]):
+        found = messages_of({"instruction": "How are you?", "output": "Fine.", "history": history})
+        assert [each["content"] for each in found] == ["a", "b", "How are you?", "Fine."]
+    for asked in ([ASKED], {"messages": [ASKED]}):
+        for answer in ("Fine.", [ANSWERED]):
+            assert messages_of({"input": asked, "output": answer}) == [ASKED, ANSWERED]
+    two = {"question": "Who?", "contexts": ["One.", None, "Two."], "answer": "Ann"}
+    assert messages_of(two)[0]["content"] == "Who?\n\nOne.\n\nTwo."
+
+
+def test_reasoning_of_any_shape_is_kept():
+    for thought in ("Hm.", ["Hm."], [{"type": "text", "text": "Hm."}], {"content": "Hm."}):
+        assert messages_of({"messages": [ASKED, ANSWERED | {"reasoning": thought}]})[1]["reasoning_content"] == "Hm."
+    assert set(read_record({"messages": [ASKED, ANSWERED | {"thinking": {"a": [1]}}]}).reading.unused) == {
+        "messages.thinking"
+    }
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        ({"messages": [ASKED | {"content": None}, ANSWERED]}, "empty messages of the user kept"),
+        ({"question": "a", "answer": "None"}, "answers that say only None, null or the like kept"),
+        (asked_with_call({}, content="None"), "texts such as None and null beside calls taken as empty"),
+        ({"instruction": "a", "input": "None", "output": "b"}, "texts such as None and null taken as empty"),
+    ],
+)
+def test_what_is_guessed_of_nulls_is_counted(record, what):
+    assert read_record(record).reading.changed == {what: 1}
 
 
 def test_an_empty_answer_of_a_history_is_kept_and_not_learned():
@@ -235,11 +339,15 @@ def test_an_answer_that_is_not_wanted_is_left_out():
         ({"messages": [ASKED, {"role": "assistant", "content": " "}]}, "message 2 is empty"),
         ({"messages": [{"role": "king", "content": "a"}, ANSWERED]}, "message 1 has the role 'king'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, ANSWERED]}, "message 1 is not text"),
-        ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{"function": {}}]}]}, "has no name"),
+        ({"messages": [ASKED, {"role": "assistant", "tool_calls": [{"id": "a", "function": {}}]}]}, "has no name"),
         ({"messages": [ASKED, {"role": "assistant", "tool_calls": 5}]}, "tool calls of message 2 are no list"),
         ({"instruction": "a", "output": "b", "history": 5}, "its history is no list"),
         ({"chosen": "a", "rejected": "b"}, "there is no prompt"),
         ({"prompt": "a", "completion": None}, "its completion is empty"),
+        ({"prompt": "a", "chosen": None, "rejected": "b"}, "the chosen one is empty"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, "the rejected one is empty"),
+        ({"question": "a", "context": "b", "answers": {"text": []}}, "its answers is empty"),
+        ({"query": "a", "tools": [{"name": "f"}], "answers": "[{"}, "its calls are text that is not JSON"),
     ],
 )
 def test_bad_records_say_why(record, why):

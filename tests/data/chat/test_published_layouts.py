@@ -4,6 +4,7 @@ The records are generated. Each layout is read, rendered by three templates, com
 of the same messages, and the parts that are scored are compared with what the layout's answers are.
 """
 
+import csv
 import json
 import random
 
@@ -13,6 +14,7 @@ from transformers import AutoTokenizer
 from slm.data.chat.formats import read_record, to_document
 from slm.data.chat.template import CHATML
 from slm.data.chat.tokens import ChatEncoder
+from slm.data.sources.conversations import chat_records
 from tests.helpers import chat_model
 from tests.helpers import tool_templates as templates
 
@@ -214,9 +216,20 @@ LAYOUTS = {
     "wildchat": ({"conversation": [ASKED | {"toxic": False}, SAID | {"toxic": False}], "turn": 1}, ["Fine."]),
     "kto": ({"prompt": "How are you?", "completion": "Fine.", "label": True}, ["Fine."]),
     "metamath": ({"query": "How are you?", "response": "Fine.", "type": "y"}, ["Fine."]),
+    "openai preference": (
+        {
+            "input": {"messages": [ASKED], "parallel_tool_calls": True},
+            "preferred_output": [SAID],
+            "non_preferred_output": [NO],
+        },
+        ["Fine."],
+    ),
+    "flan": ({"inputs": "How are you?", "targets": "Fine.", "task": "x"}, ["Fine."]),
     "pairs in a turn": ({"conversation": [{"system": "", "input": "How are you?", "output": "Fine."}]}, ["Fine."]),
 }
-PAIRS = [name for name in LAYOUTS if name.startswith("pairs of") or name == "pairs with a question"]
+PAIRS = [name for name in LAYOUTS if name.startswith("pairs of")] + ["pairs with a question", "openai preference"]
+COLUMNS = {"question and answer": json.dumps, "alpaca": json.dumps, "openai with tools": json.dumps, "xlam": str}
+"""Layouts that are also read as tables, and how a table holds what is no text: as JSON, or as pandas writes it."""
 TEMPLATES = {
     "chatml": (CHATML, templates.CHATML_MARKS, "<|endoftext|>", "<|im_end|>"),
     "qwen": (templates.QWEN, templates.CHATML_MARKS, "<|endoftext|>", "<|im_end|>"),
@@ -251,6 +264,19 @@ def test_a_layouts_answers_are_learned_and_its_text_is_transformers(both, name):
     said = [message for message in messages if message["role"] == "assistant" and message.get("weight") != 0]
     assert len(rendered.scored) == len(said) == len(answers)
     assert scored.sum() > 0
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_holds_the_same_conversation(tmp_path, name, delimiter):
+    record = LAYOUTS[name][0] | ({"answers": [{"name": "weather", "arguments": CITY}]} if name == "xlam" else {})
+    cells = {key: each if isinstance(each, str) else COLUMNS[name](each) for key, each in record.items()}
+    with open(tmp_path / "a.csv", "w", newline="") as file:
+        table = csv.DictWriter(file, cells, delimiter=delimiter)
+        table.writeheader()
+        table.writerow(cells)
+    (row,) = chat_records.read(str(tmp_path / "a.csv"))
+    assert read_record(row.value).conversation == read_record(LAYOUTS[name][0]).conversation
 
 
 NAMES = ("role", "from", "content", "value", "name", "weight", "train", "output", "response", "system", "tool_calls")

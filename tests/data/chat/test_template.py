@@ -55,6 +55,32 @@ def test_another_models_template_scores_alike():
 def test_a_template_that_rewrites_earlier_answers_scores_those_it_leaves():
     rendered = template(THINKS).render(talk("Hi", "Hello", "Who?", "Me"))
     assert scored(rendered) == ["<think>\n\n</think>\n\nMe<|im_end|>"]
+    assert rendered.rewritten == 1
+
+
+@pytest.mark.parametrize("reasoning", ["", "Hm."])
+def test_an_earlier_call_is_learned_without_what_the_template_puts_before_a_last_one(reasoning):
+    """Qwen3's template puts reasoning, empty or not, before the last answer alone."""
+    writes = "m.content + (m.tool_calls[0].function | tojson if m.tool_calls else '')"
+    thinks = THINKS.replace("m.content", writes).replace("<think>\n\n", "<think>' + (m.reasoning_content or '') + '")
+    called = {"type": "function", "function": {"name": "look_up", "arguments": {"city": "Oslo"}}}
+    messages = talk("Weather?", "", "rain", "It rains.")["messages"]
+    messages[2]["role"] = "tool"
+    messages[1] |= {"tool_calls": [called]} | ({"reasoning_content": reasoning} if reasoning else {})
+    rendered = template(thinks).render({"messages": messages})
+    call = json.dumps(called["function"]) + "<|im_end|>"
+    answer = "<think></think>\n\nIt rains.<|im_end|>"
+    assert scored(rendered) == ([answer] if reasoning else [call, answer])
+    assert rendered.rewritten == bool(reasoning)
+
+
+def test_what_a_template_puts_behind_the_last_answer_alone_is_no_part_of_others():
+    """Phi-3.5's template ends the text with a token of its own."""
+    ends = CHATML + "{%- if not add_generation_prompt -%}{{- eos_token -}}{%- endif -%}"
+    made = ChatTemplate(ends, bos="", eos="<|endoftext|>", control_tokens=MARKS)
+    rendered = made.render(talk("Hi", "Hello", "Who?", "Me"))
+    assert scored(rendered) == ["Hello<|im_end|>", "Me<|im_end|>\n<|endoftext|>"]
+    assert rendered.rewritten == 0
 
 
 def test_marks_in_a_content_stay_text():

@@ -74,6 +74,14 @@ def test_near_finds_what_overlaps_and_nothing_else():
     assert finder.add(originals[:3]) == ["exact"] * 3
 
 
+def test_near_duplicates_are_looked_for_among_a_number_of_documents():
+    originals = [article(seed) for seed in range(20)]
+    finder = Finder("near", 0.8, most_near=20)
+    assert finder.add(originals[:10] + [changed(text, 2) for text in originals[:10]]).count("near") == 10
+    assert finder.is_full
+    assert finder.add([changed(originals[0], 3), originals[0]]) == ["", "exact"]
+
+
 def test_the_threshold_counts():
     originals = [article(seed) for seed in range(100)]
     altered = [changed(text, 12) for text in originals]  # about 0.66

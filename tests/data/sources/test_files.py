@@ -64,7 +64,7 @@ def test_plain_text_is_cut_at_blank_lines_and_nothing_is_dropped(tmp_path, endin
 
 
 @given(st.text(st.sampled_from("ab \n\t\réд🦙"), max_size=400), st.integers(4, 40))
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)  # it reads and writes files
 def test_any_text_comes_back_whole(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("t") / "a.txt"
     path.write_bytes(text.encode())
@@ -389,6 +389,16 @@ def test_nuls_and_lone_surrogates_become_the_replacement_character(tmp_path):
     "".join(found).encode()
     counts = {reason: each.count for reason, each in TALLY.record([str(path)], REPLACED).items()}
     assert counts == {"a NUL character": 1, "a lone surrogate (half of a character)": 2}
+
+
+@pytest.mark.parametrize("wide", ["utf-16-le", "utf-16-be"])
+def test_utf16_behind_other_text_is_no_text(tmp_path, wide):
+    """PowerShell appends UTF-16 to a file that is UTF-8."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"A line as it should be.\n" * 1000 + "And then another.\n".encode(wide))
+    with pytest.raises(UserError, match=r"a.txt:1001: UTF-16 within other text .*18 NUL characters, 'And then another"):
+        texts(path)
+    assert skipping(path)[0] == []
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])

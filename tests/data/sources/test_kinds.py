@@ -1,6 +1,7 @@
 """Kinds of files by name and first bytes, and encodings that are not UTF-8."""
 
 import gzip
+import subprocess
 import zipfile
 
 import pytest
@@ -8,9 +9,12 @@ import pytest
 from slm.data.readers.encodings import advice, guess, not_text
 from slm.data.sources.kinds import KINDS, READERS, file_format, suffix, tell
 
-ENGLISH = "He said that it’s fine — the quick brown fox jumps over the lazy dog, and then some.\n" * 20
+ENGLISH = "He said “that it’s fine” — the quick brown fox jumps over the lazy dog, and then some.\n" * 20
 RUSSIAN = "Широкая электрификация южных губерний даст мощный толчок подъёму сельского хозяйства.\n" * 20
 CHINESE = "我能吞下玻璃而不伤身体。你好，世界\n" * 50
+JAPANESE = "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。\n" * 20
+GERMAN = "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Größe, Maß und Übel.\n" * 20
+FRENCH = "Tous les êtres humains naissent libres et égaux en dignité. C’est là, déjà, ça et où.\n" * 20
 POLISH = "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw.\n" * 20
 
 
@@ -24,6 +28,12 @@ def test_wide_encodings_are_named(text, name, mark):
     assert not not_text(text.encode())
 
 
+@pytest.mark.parametrize(("text", "name"), [(JAPANESE, "ISO-2022-JP"), ("모든 사람은 자유롭다.\n" * 20, "ISO-2022-KR")])
+def test_letters_of_seven_bits_are_named(text, name):
+    assert not_text(text.encode(name)) == name
+    assert not not_text(b"\x1b(B\x1b[31mred\x1b[m of a terminal\n" * 20)
+
+
 def test_a_hole_of_nuls_is_no_encoding():
     assert not not_text(ENGLISH.encode()[:1000] + b"\0" * 500 + ENGLISH.encode())
     assert not not_text(b"one\0two\n" + ENGLISH.encode())
@@ -33,11 +43,16 @@ def test_a_hole_of_nuls_is_no_encoding():
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [(ENGLISH, "CP1252"), (POLISH, "CP1250"), (POLISH, "ISO8859-2"), (RUSSIAN, "CP1251"), (RUSSIAN, "KOI8-R")],
+    [
+        *((ENGLISH, "CP1252"), (POLISH, "CP1250"), (POLISH, "ISO8859-2"), (RUSSIAN, "CP1251"), (RUSSIAN, "KOI8-R")),
+        *((RUSSIAN, "CP866"), (GERMAN, "CP850"), (GERMAN, "MACINTOSH"), (FRENCH, "MACINTOSH")),
+        *((JAPANESE, "EUC-JP"), (JAPANESE, "SHIFT_JIS")),
+    ],
 )
 def test_advice_gives_the_right_letters(text, name):
     content = text.replace("ё", "е").encode(name)
-    assert content.decode(guess(content)) == text.replace("ё", "е")
+    converted = subprocess.run(["iconv", "-f", guess(content), "-t", "UTF-8"], input=content, capture_output=True)
+    assert converted.stdout.decode() == text.replace("ё", "е")
     assert f"iconv -f {guess(content)} -t UTF-8" in advice(content)
     assert "damaged" in advice(text.encode() * 2 + b"\xff")
 
@@ -53,6 +68,8 @@ def test_advice_gives_the_right_letters(text, name):
         ("LICENSE", b"Permission is granted", "text"),
         ("program", bytes(range(256)) * 16, None),
         ("a.xyz", b"words", None),
+        ("Inbox", b"From - Mon Jan 01 10:00:00 2024\nX-Mozilla-Status: 0001\nX-A: b\n c\nSubject: x\n\nHi", "mail"),
+        ("letter", b"From here we went on,\nand then home.\nDate: none", "text"),
         ("page", b"<!-- x -->\n<!DOCTYPE HTML>\n<p>", "html"),
         ("page.html", b"<p>", "html"),
         ("a.txt", b"%PDF-1.7 ...", "pdf"),

@@ -350,6 +350,16 @@ def load_config_of(n_params: int):
     return SimpleNamespace(n_params=n_params)
 
 
+def test_the_weights_of_a_downloaded_model_alone_go_back_towards_its_own(base):
+    elsewhere = Run(root=base, is_hf=True)
+    assert recipe.forgets(elsewhere, TuneOptions()) is (elsewhere.config_file is None)
+    assert not recipe.forgets(Run(root=base), TuneOptions())  # its text is mixed in
+    assert not recipe.forgets(elsewhere, TuneOptions(lora=4))
+    assert not recipe.forgets(elsewhere, TuneOptions(), pairs=True)
+    with pytest.raises(UserError, match="a share above 0"):
+        TuneOptions(kept=1.5)
+
+
 def test_conversations_that_cannot_be_learned_are_reported_before_training(tmp_path):
     """Those that the model's own template refuses, and those whose answers come too late."""
     template = (

@@ -259,13 +259,22 @@ def test_bytes_that_are_no_text_are_bad_records(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\n".join([lines[0], lines[1].replace(b"1?", b"\xff?"), *lines[2:]]))
     findings = chat_files.inspect((str(tmp_path / "a.jsonl"),))
     assert (findings.conversations, findings.bad) == (3, 1)
-    assert findings.first_bad == f"{tmp_path}/a.jsonl:2: it is not UTF-8"
+    assert findings.first_bad.startswith(f"{tmp_path}/a.jsonl:2: it is not UTF-8: it looks like CP1252")
     text = "\n".join(map(json.dumps, records(4)))
     (tmp_path / "u.jsonl").write_bytes(text.encode("utf-16"))
     assert [each.value for each in chat_records.read(str(tmp_path / "u.jsonl"))] == records(4)
-    (tmp_path / "v.jsonl").write_bytes(text.encode("utf-16-le"))
-    with pytest.raises(UserError, match=r"v\.jsonl looks like UTF-16"):
-        list(chat_records.read(str(tmp_path / "v.jsonl")))
+    for wide in ("utf-16-le", "utf-16-be", "utf-32", "utf-32-be"):
+        (tmp_path / "v.jsonl").write_bytes(text.encode(wide))
+        name = wide.upper().replace("-LE", "LE").replace("-BE", "BE")
+        with pytest.raises(UserError, match=rf"v\.jsonl looks like {name}.*iconv -f {name}"):
+            list(chat_records.read(str(tmp_path / "v.jsonl")))
+    (tmp_path / "a.csv").write_bytes("question,answer\nWhat 0?,It 0.\nGrüße?,„Schön“ – é\n".encode("cp1252"))
+    good, bad = chat_records.read(str(tmp_path / "a.csv"))
+    assert (good.error, bad.where) == ("", f"{tmp_path}/a.csv:3")
+    assert bad.error.startswith("it is not UTF-8: it looks like CP1252: convert")
+    (tmp_path / "b.csv").write_text("question,answer,answer\na,b,c\n")
+    (bad,) = chat_records.read(str(tmp_path / "b.csv"))
+    assert bad.error == "its first line names the column 'answer' more than once"
 
 
 def test_parquet_holds_text_in_other_types_and_nulls_in_its_objects(tmp_path):
