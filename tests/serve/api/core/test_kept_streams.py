@@ -14,7 +14,7 @@ KEY = "0123456789abcdef"
 
 
 class Source:
-    """Parts that come when they are told to."""
+    """Parts that come when ``say`` has them."""
 
     def __init__(self):
         self._parts, self.ends = asyncio.Queue(), 0
