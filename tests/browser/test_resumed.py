@@ -8,9 +8,9 @@ from tests.helpers.playground import REPLY, ask, finished, stored
 
 TEXTS = "[...document.querySelectorAll('.turn .text')].map((each) => each.textContent)"
 POSTS = "performance.getEntriesByType('resource').filter((each) => each.name.endsWith('/v1/chat/completions')).length"
-LENGTH = 120
+LENGTH = 600
 SLOW = {
-    "max_tokens": 400,
+    "max_tokens": 1500,
     "response_format": "json_schema",
     "schema": json.dumps({"type": "string", "minLength": LENGTH, "maxLength": LENGTH}),
 }
@@ -23,9 +23,8 @@ def test_a_reply_goes_on_after_a_reload(page, server):
     begun = page.run(f"{REPLY}.textContent")
     stream = stored(page)[0]["arriving"]["stream"]
     page.open(page.tab.url)
-    page.wait("document.querySelector('.turn.busy')")  # without a click
-    finished(page)
-    page.wait("document.querySelector('.assistant .actions')")
+    page.wait("document.querySelector('.assistant .actions') && document.getElementById('stop').disabled")
+    page.wait(f"{REPLY}.textContent.length > {LENGTH}")
     turns = stored(page)[0]["turns"]
     assert [each["role"] for each in turns] == ["user", "assistant"]
     assert len(json.loads(turns[1]["content"])) == LENGTH
@@ -45,7 +44,7 @@ def test_a_reply_goes_on_after_a_reload(page, server):
 
 def test_stop_ends_a_reply_that_goes_on(page, server):
     page.open(server.url + "/")
-    ask(page, "slow", **SLOW)
+    ask(page, "slow", **{**SLOW, "max_tokens": 3900, "schema": '{"type": "string", "minLength": 2900}'})
     page.wait(f"{REPLY}.textContent.length > 20")
     page.open(page.tab.url)
     page.wait("document.querySelector('.turn.busy')")

@@ -81,7 +81,7 @@ export async function resumed(id, signal) {
 
 // Ends such a stream, if it runs. Whether there is one is not asked.
 export function end(id) {
-  fetch(kept(id), { method: "DELETE", headers: authorization() }).catch(() => {});
+  fetch(kept(id), { method: "DELETE", headers: headers() }).catch(() => {});
 }
 
 // The end is "[DONE]"; an end without it is a failure.
