@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 from slm.serve.api.anthropic.requests import CountTokensRequest, MessagesRequest
 from slm.serve.api.anthropic.response_shapes import AnthropicError, AnthropicMessage, AnthropicTokens
 from slm.serve.api.client_fields import HEADER, RULES
+from slm.serve.api.core import kept_streams
 from slm.serve.api.core.requests import ChatRequest, CompletionRequest
 from slm.serve.api.core.token_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from slm.serve.api.described import GENERATION, MODELS, TOKENS, Post
@@ -164,7 +165,7 @@ _POSTS: dict[str, Post] = {
 _ERRORS = {
     "400": "The body, a field of it, or the prompt's length is wrong; `param` names the field.",
     "401": "No key, or a wrong one.",
-    "404": "There is no such model.",
+    "404": "There is no such model, or nothing of this name.",
     "408": "The body arrived too slowly, or the request's time was over before the first token.",
     "413": "The body is longer than the server accepts.",
     "429": "The queue is full; `Retry-After` says when to try again.",
@@ -314,6 +315,15 @@ _ID = {
 }
 
 
+_STREAM_ID = {
+    "name": kept_streams.HEADER,
+    "in": "header",
+    "required": False,
+    "description": "names a stream, which then goes on for a while without its connection (GET /v1/stream)",
+    "schema": {"type": "string", "pattern": f"^[!-~]{{1,{kept_streams.LONGEST_NAME}}}$"},
+}
+
+
 def _post(post: Post, keyed: bool) -> dict[str, Any]:
     content = _json(post.response)
     if post.others:
@@ -327,7 +337,7 @@ def _post(post: Post, keyed: bool) -> dict[str, Any]:
         "tags": [post.tag],
         "summary": post.summary,
         "description": " ".join(post.about.split()),
-        "parameters": [*post.parameters, _ID],
+        "parameters": [*post.parameters, *((_STREAM_ID,) if post.streams else ()), _ID],
         "requestBody": {"required": True, "content": {"application/json": body}},
         "responses": {
             "200": {"description": "The response", "content": content},
@@ -378,6 +388,14 @@ def _gets(keyed: bool) -> dict[str, Any]:
             "Forget a stored response", _json(response_shapes.DeletedResponse), _errors("404", keyed=keyed), response
         )["get"],
     }
+    named = {**name, "name": "conv_id", "in": "query"}
+    skipped = {"name": "from", "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": "bytes"}
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    paths["/v1/stream"] = _get("A stream read on", events, _errors("400", "404", keyed=keyed), named, skipped)
+    ended = _get("End such a stream and forget it", {}, _errors(keyed=keyed), named)["get"]
+    ended["responses"]["204"] = {"description": "It is gone"}
+    del ended["responses"]["200"]
+    paths["/v1/stream"]["delete"] = ended
     for path, get in {**NATIVE_GETS, **OLLAMA_GETS}.items():
         parameters = [asked] if get.of_model else []
         paths[path] = _get(

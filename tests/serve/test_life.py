@@ -138,6 +138,30 @@ def test_a_reader_that_leaves_frees_the_slot(lasting_server):
     assert post(server).status_code == 200
 
 
+def test_a_named_stream_goes_on_without_its_reader(slow_server):
+    server = slow_server
+    address, named = server.url + "/v1/stream?conv_id=fox", {"X-Conversation-Id": "fox"}
+    short = {**LONG, "max_tokens": 60}
+    with httpx.stream("POST", server.url + "/v1/completions", json=short, headers=named, timeout=20) as answer:
+        begun = next(answer.iter_raw())
+    whole = httpx.get(address, timeout=20).content
+    assert whole.startswith(begun)
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert httpx.get(f"{address}&from={len(whole) - 6}").content == whole[-6:]
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, headers=named, timeout=20) as answer:
+        next(answer.iter_raw())
+    assert server.metrics()[IN_FLIGHT] == 1
+    assert httpx.delete(address).status_code == 204
+    server.wait(lambda: server.metrics()[IN_FLIGHT] == 0)
+    assert httpx.get(address).json()["error"]["code"] == "stream_not_found"
+    # One that runs does not disturb the server's end.
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, headers=named, timeout=20) as answer:
+        next(answer.iter_raw())
+    server.process.terminate()
+    assert server.process.wait(10) == 0
+    assert "Traceback" not in server.log.read_text()
+
+
 def test_a_full_queue_answers_429_and_the_waiting_are_served(lasting_server):
     server = lasting_server
     answers = []

@@ -105,13 +105,15 @@ class EventStream(Response):
     The stream is given up when its reader takes nothing for ``write_timeout_s`` seconds.
     """
 
+    media_type = "text/event-stream"
+
     def __init__(
         self,
         events: AsyncIterator[bytes],
         *,
         on_end: Callable[[], None],
         write_timeout_s: float,
-        media_type: str = "text/event-stream",
+        media_type: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         unbuffered = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}

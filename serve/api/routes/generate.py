@@ -19,6 +19,7 @@ from slm.serve.api.access_log import record_of
 from slm.serve.api.anthropic.message_builder import MessageBuilder
 from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
 from slm.serve.api.core.fields import Prompt
+from slm.serve.api.core.kept_streams import HEADER, KeptStreams
 from slm.serve.api.core.messages import Message, template_messages, template_tools
 from slm.serve.api.core.replies import ReplyForm, ResponseBuilder
 from slm.serve.api.core.requests import (
@@ -84,9 +85,9 @@ class JsonBody(JSONResponse):
 class GenerationRoutes(ModelRoutes):
     """Handlers that turn a body into sequences for the engine, and the engine's events into a response."""
 
-    def __init__(self, pool: Pool, options: ServerOptions, store: ResponseStore) -> None:
+    def __init__(self, pool: Pool, options: ServerOptions, store: ResponseStore, streams: KeptStreams) -> None:
         super().__init__(pool, options)
-        self._store = store
+        self._store, self._streams = store, streams
 
     async def completions(self, request: Request) -> Response:
         """POST /v1/completions"""
@@ -249,6 +250,18 @@ class GenerationRoutes(ModelRoutes):
             return JsonBody(DeletedResponse(id=key, object="response", deleted=True))
         return JsonBody(self._store.get(key, owner).body)
 
+    async def stream(self, request: Request) -> Response:
+        """GET and DELETE /v1/stream?conv_id=NAME[&from=BYTES]"""
+        asked, owner = request.query_params, record_of(request.scope).key
+        name, skip = asked.get("conv_id", ""), asked.get("from") or "0"
+        if request.method == "DELETE":
+            self._streams.delete(name, owner)
+            return Response(status_code=204)
+        if not (skip.isdecimal() and len(skip) < 16):
+            raise ApiError(400, "from must be a number of bytes.", param="from", code="invalid_value")
+        kept = self._streams.get(name, owner)
+        return EventStream(kept.read(int(skip)), on_end=kept.left, write_timeout_s=self._options.write_timeout_s)
+
     async def messages(self, request: Request) -> Response:
         """POST /v1/messages"""
         body = await self._read(request, MessagesRequest)
@@ -404,11 +417,15 @@ class GenerationRoutes(ModelRoutes):
                 return JsonBody(whole, headers=_warned(builder))
             # So that a refused prompt is a 400 and not a stream; what is accepted gets its headers at once.
             await unless_disconnected(receive, request_stream.accepted(_ACCEPT_S))
+            events, on_end = stream(request_stream, builder, record, include_usage, usage_in_chunks), end
+            name = context.request.headers.get(HEADER) if builder.media_type == EventStream.media_type else None
+            if name is not None and (kept := self._streams.begin(name, record.key, events, end)) is not None:
+                events, on_end = kept.read(), kept.left
             context.streams = True
             context.lease.engine.counters.dropped_messages += builder.dropped_messages
             return EventStream(
-                stream(request_stream, builder, record, include_usage, usage_in_chunks),
-                on_end=end,
+                events,
+                on_end=on_end,
                 write_timeout_s=self._options.write_timeout_s,
                 media_type=builder.media_type,
                 headers=_warned(builder),

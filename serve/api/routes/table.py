@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
+from slm.serve.api.core.kept_streams import KeptStreams
 from slm.serve.api.openai.response_store import ResponseStore
 from slm.serve.api.routes.generate import GenerationRoutes
 from slm.serve.api.routes.native import NativeRoutes
@@ -23,8 +24,8 @@ _POST = ["POST"]
 def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route]:
     """The routes over a pool of models. ``keyed``: whether the server asks for a key."""
     status = StatusRoutes(pool, options, keyed=keyed)
-    store = ResponseStore()
-    generation, native = GenerationRoutes(pool, options, store), NativeRoutes(pool, options, store)
+    kept = ResponseStore(), KeptStreams()
+    generation, native = GenerationRoutes(pool, options, *kept), NativeRoutes(pool, options, *kept)
     tokens, ranking = TokenRoutes(pool, options), RankingRoutes(pool, options)
     routes = [
         Route("/health", status.health),
@@ -45,6 +46,7 @@ def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route
         Route("/v1/responses", generation.responses, methods=_POST),
         Route("/v1/responses/input_tokens", native.count_response, methods=_POST),
         Route("/v1/responses/{id}", generation.response, methods=["GET", "DELETE"]),
+        Route("/v1/stream", generation.stream, methods=["GET", "DELETE"]),
         Route("/v1/messages", generation.messages, methods=_POST),
         Route("/v1/messages/count_tokens", native.count_message, methods=_POST),
         Route("/v1/embeddings", tokens.embeddings, methods=_POST),
@@ -55,7 +57,7 @@ def api_routes(pool: Pool, options: ServerOptions, *, keyed: bool) -> list[Route
         Route("/apply-template", native.apply_template, methods=_POST),
         Route("/tokenize", tokens.tokenize, methods=_POST),
         Route("/detokenize", tokens.detokenize, methods=_POST),
-        *OllamaRoutes(pool, options, store).routes(),
+        *OllamaRoutes(pool, options, *kept).routes(),
     ]
     return [*routes, *(_renamed(each, path) for each in routes for path in other_paths(each.path))]
 

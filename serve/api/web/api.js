@@ -63,10 +63,29 @@ export async function blob(path) {
   return response.blob();
 }
 
-// Sends a request and yields the objects of its stream of server-sent events. The end is "[DONE]"; an end without it is
-// a failure.
-export async function* stream(path, body, signal) {
-  const response = await fetch(at(path), { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+// Sends a request and yields the objects of its stream of server-sent events. With an `id`, the stream goes on for a while
+// when the page is left, and resumed() reads it again.
+export async function* stream(path, body, signal, id = null) {
+  const named = id ? { "X-Conversation-Id": id } : {};
+  yield* events(await fetch(at(path), { method: "POST", headers: { ...headers(), ...named }, body: JSON.stringify(body), signal }));
+}
+
+const kept = (id) => at(`/v1/stream?conv_id=${encodeURIComponent(id)}`);
+
+// The objects of a stream that has gone on meanwhile, from its beginning. Throws where there is none.
+export async function resumed(id, signal) {
+  const response = await fetch(kept(id), { headers: authorization(), signal });
+  if (!response.ok) throw await failure(response);
+  return events(response);
+}
+
+// Ends such a stream, if it runs. Whether there is one is not asked.
+export function end(id) {
+  fetch(kept(id), { method: "DELETE", headers: headers() }).catch(() => {});
+}
+
+// The end is "[DONE]"; an end without it is a failure.
+async function* events(response) {
   if (!response.ok) throw await failure(response);
   const decoder = new TextDecoder();
   let rest = "";

@@ -128,6 +128,7 @@ async function ask() {
   if (trouble && connection.isLost(trouble)) connection.lost();
   else if (trouble) report(trouble);
   document.body.dataset.ready = "yes"; // tells tests that the page is ready
+  if (!trouble && session.mode === "chat") asking.resume();
 }
 
 async function start() {

@@ -1,7 +1,8 @@
 // Requests of the page, one at a time, and what becomes of their replies.
 
+import * as api from "./api.js";
 import { asSent } from "./chats/sent.js";
-import { add, drop, path } from "./chats/tree.js";
+import { add, drop, path, randomId, turnOf } from "./chats/tree.js";
 import * as connection from "./connection.js";
 import { $, copyButton, make } from "./dom.js";
 import { exchange } from "./exchange.js";
@@ -23,7 +24,9 @@ export function onChange(draw) {
 }
 
 export function stop() {
-  session.running?.controller?.abort();
+  const { controller, chat } = session.running ?? {};
+  if (chat?.arriving) api.end(chat.arriving.stream);
+  controller?.abort();
 }
 
 // Keeps a conversation; the page says where the browser refuses.
@@ -31,14 +34,13 @@ export function keep(conversation) {
   store.keep(conversation).catch(report);
 }
 
-// Runs a request, however it ends. Returns what the exchange tells about it.
-async function run(url, body, reply) {
-  session.running.controller = new AbortController();
+// Takes the events of a request, however it ends. Returns what the exchange tells about it.
+async function run(events, model, reply, isLate = false) {
   let isUnsure = !models.isLoaded() || models.areSeveral(); // another model may have made room for this one
   let answered = null;
   try {
-    answered = await exchange(url, body, reply, session.running.controller.signal, (action) => transcript.follow(action));
-    isUnsure ||= answered.model !== null && answered.model !== body.model; // the server was started again, with another model
+    answered = await exchange(events, reply, (action) => transcript.follow(action), isLate);
+    isUnsure ||= answered.model !== null && answered.model !== model; // the server was started again, with another model
   } catch (error) {
     if (connection.isLost(error)) {
       connection.lost();
@@ -84,53 +86,97 @@ async function ask(parent, messages, { stays = () => false, begun = null } = {})
   hideTip();
   problem("");
   notice("");
-  const write = () => {
-    mine.updated = Date.now();
-    keep(mine);
-    store.opened(session.chat.id);
-  };
   const added = [];
   for (const message of messages) added.push(add(mine, added.at(-1)?.id ?? parent, message));
-  if (added.length) {
-    write();
-    changed();
+  const stream = randomId();
+  const after = added.at(-1)?.id ?? parent;
+  mine.arriving = { stream, after, turn: begun?.id ?? null, begun: begun && { ...begun }, model: body.model };
+  write(mine);
+  if (added.length) changed();
+  const controller = new AbortController();
+  const answer = await receive(mine, api.stream("/v1/chat/completions", body, controller.signal, stream), controller);
+  if (!answer && !mine.isRemoved && !session.isLeaving) {
+    const isBack = !stays(mine);
+    if (isBack) {
+      for (const each of added.reverse()) drop(mine, each, end);
+      Object.assign(mine, { end, updated, name });
+    }
+    if (isKept || !isBack) keep(mine);
+    else store.remove(mine.id);
   }
-  const asked = added.at(-1)?.id ?? parent;
-  transcript.draw(mine, settings.probabilities(), asked);
-  const [turn, place] = transcript.turn({ role: "assistant", model: models.name() });
+  shown(mine);
+  return Boolean(answer);
+}
+
+function write(conversation) {
+  conversation.updated = Date.now();
+  keep(conversation);
+  store.opened(session.chat.id);
+}
+
+// Shows the reply that arrives for a conversation, and keeps it. Returns its turn, or null where nothing came.
+async function receive(mine, events, controller, isLate = false) {
+  const { after, begun, model } = mine.arriving;
+  transcript.draw(mine, settings.probabilities(), after);
+  const [turn, place] = transcript.turn({ role: "assistant", model });
   turn.classList.add("busy");
   const reply = new Reply(place, "markdown", begun);
   transcript.toEnd();
-  let answer = begun;
+  let answer = turnOf(mine, mine.arriving.turn);
+  const had = answer?.content.length ?? 0;
   const keepReply = () => {
     if (reply.isEmpty || mine.isRemoved) return;
-    const said = reply.message(body.model);
+    if (isLate && reply.text.length < had) return; // what had arrived before comes again
+    const said = reply.message(model);
     if (answer) Object.assign(answer, said);
-    else answer = add(mine, asked, said);
-    write();
+    else answer = add(mine, after, said);
+    if (mine.arriving) mine.arriving.turn = answer.id;
+    write(mine);
   };
-  session.running = { keep: keepReply, chat: mine };
+  session.running = { controller, keep: keepReply, chat: mine };
   const timer = setInterval(keepReply, KEEP_MS);
   busy(true);
-  const answered = await run("/v1/chat/completions", body, reply);
+  const answered = await run(events, model, reply, isLate);
   clearInterval(timer);
   session.running = null;
+  if (!session.isLeaving) delete mine.arriving;
   if (answered?.usage && !reply.isEmpty) reply.nTokens = answered.usage.total_tokens;
   keepReply();
-  if (!answer && !mine.isRemoved && !session.isLeaving && !stays(mine)) {
-    for (const each of added.reverse()) drop(mine, each, end);
-    Object.assign(mine, { end, updated, name });
-    if (isKept) keep(mine);
-    else store.remove(mine.id);
-  }
-  if (mine === session.chat && session.mode === "chat") {
+  if (answer && !reply.isEmpty && mine === session.chat && session.mode === "chat" && turn.isConnected && answer.content === reply.text) {
     turn.classList.remove("busy");
-    if (answer && turn.isConnected) transcript.finish(mine, turn, answer, reply.entries);
-    else transcript.draw(mine, settings.probabilities());
+    transcript.finish(mine, turn, answer, reply.entries);
   }
+  return answer;
+}
+
+// After a reply: the open conversation as it is, unless the reply's own turn shows it.
+function shown(mine) {
+  if (mine === session.chat && session.mode === "chat" && document.querySelector(".turn.busy")) transcript.draw(mine, settings.probabilities());
   busy(false);
   changed();
-  return Boolean(answer);
+}
+
+// Shows the rest of a reply that was arriving when the page was left, or says why there is none.
+export async function resume() {
+  const mine = session.chat;
+  if (session.running || !mine.arriving) return;
+  const controller = new AbortController();
+  session.running = { controller, keep: () => {}, chat: mine };
+  busy(true);
+  let events = null;
+  let isAway = false;
+  try {
+    events = await api.resumed(mine.arriving.stream, controller.signal);
+  } catch (error) {
+    isAway = connection.isLost(error);
+    if (isAway) connection.lost();
+    else if (error.name !== "AbortError") notice(error.message);
+  }
+  session.running = null;
+  if (events && mine === session.chat && session.mode === "chat") await receive(mine, events, controller, true);
+  else if (!isAway && !session.isLeaving) delete mine.arriving;
+  if (!mine.isRemoved && !session.isLeaving) keep(mine);
+  shown(mine);
 }
 
 // Sends a message with the files that are attached, after the conversation.
@@ -204,9 +250,10 @@ export async function complete(text) {
   const turn = make("article", { class: "turn busy" }, place, row);
   $("output").replaceChildren(turn);
   const reply = new Reply(place, "plain");
-  session.running = {};
+  const controller = new AbortController();
+  session.running = { controller };
   busy(true);
-  await run("/v1/completions", body, reply);
+  await run(api.stream("/v1/completions", body, controller.signal), body.model, reply);
   session.running = null;
   busy(false);
   turn.classList.remove("busy");

@@ -1,20 +1,19 @@
 // One request and its streamed reply.
 
-import * as api from "./api.js";
 import { $ } from "./dom.js";
 import { progressText, replyFigures } from "./facts.js";
 import { showContext, showProgress } from "./meter.js";
 import * as models from "./models.js";
 import { paced } from "./paced.js";
 
-// Sends a request, gives what comes to the reply, and shows its figures. Returns when the stream has ended or was
+// Gives what comes of a stream's `events` to the reply, and shows its figures. Returns when the stream has ended or was
 // stopped: {model, usage} as far as the server named them. Throws what else ends it. `follow(action)` keeps the end of
-// the text in view while action adds to it.
-export async function exchange(path, body, reply, signal, follow) {
+// the text in view while action adds to it. `isLate`: the stream began before this page, so that its speed is not known.
+export async function exchange(events, reply, follow, isLate) {
   const isShown = () => reply.place.isConnected; // else other text is open
   const say = (text) => { if (isShown()) $("figures").textContent = text; };
   say(models.isLoaded() ? "" : "The model is being loaded.");
-  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0 };
+  const figures = { began: performance.now(), first: 0, last: 0, nTokens: 0, isLate };
   const show = () => {
     say(replyFigures(figures));
     if (isShown() && figures.usage) showContext(figures.usage.total_tokens);
@@ -25,7 +24,7 @@ export async function exchange(path, body, reply, signal, follow) {
   });
   const answered = { model: null, usage: null };
   try {
-    for await (const event of api.stream(path, body, signal)) {
+    for await (const event of events) {
       answered.model = event.model ?? answered.model;
       if (event.prompt_progress && !figures.first && isShown()) {
         showProgress(event.prompt_progress);

@@ -29,10 +29,10 @@ export function progressText({ total, cache, processed, time_ms: ms }) {
 
 // One line about a reply: times in ms of performance.now(); usage, finish_reason, stopped_by and dropped_messages as the
 // server sent them.
-export function replyFigures({ began, first, last, nTokens, usage, finish, stoppedBy, dropped }) {
+export function replyFigures({ began, first, last, nTokens, usage, finish, stoppedBy, dropped, isLate }) {
   const parts = [`${nTokens} token${nTokens === 1 ? "" : "s"}`];
-  if (first) parts.push(`first after ${((first - began) / 1000).toFixed(2)} s`);
-  if (nTokens > 1 && last > first) parts.push(`${((nTokens - 1) / ((last - first) / 1000)).toFixed(1)} tokens/s`);
+  if (first && !isLate) parts.push(`first after ${((first - began) / 1000).toFixed(2)} s`);
+  if (nTokens > 1 && last > first && !isLate) parts.push(`${((nTokens - 1) / ((last - first) / 1000)).toFixed(1)} tokens/s`);
   if (usage) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`prompt ${usage.prompt_tokens}${cached ? ` (${cached} cached)` : ""}`);

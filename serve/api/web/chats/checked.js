@@ -30,7 +30,20 @@ export function conversationOf(value) {
   const end = turns.some((each) => each.id === value.end) ? value.end : turns.at(-1)?.id ?? null;
   const updated = typeof value.updated === "number" ? value.updated : Date.parse(value.updated);
   const name = typeof value.name === "string" ? value.name.trim().slice(0, LONGEST_NAME) : "";
-  return { name: name || nameFrom(turns), updated: Number.isFinite(updated) ? updated : Date.now(), system, turns, end };
+  const made = { name: name || nameFrom(turns), updated: Number.isFinite(updated) ? updated : Date.now(), system, turns, end };
+  return { ...made, ...arrivingOf(value.arriving, turns) };
+}
+
+// What is not whole is left out: the reply then is what had arrived.
+function arrivingOf(given, turns) {
+  const { stream, after, turn, begun, model } = given ?? {};
+  const isTurn = (id) => turns.some((each) => each.id === id);
+  if (typeof stream !== "string" || typeof model !== "string" || !isTurn(after) || !(turn === null || isTurn(turn))) return {};
+  try {
+    return { arriving: { stream, after, turn, begun: begun ? messageOf(begun, 0) : null, model } };
+  } catch {
+    return {};
+  }
 }
 
 // A turn's parent stands before it, so that there is no circle.

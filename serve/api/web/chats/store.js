@@ -83,19 +83,18 @@ export class Conversations {
   async keep(conversation) {
     conversation.name ||= nameFrom(conversation.turns);
     this.byId.set(conversation.id, conversation);
-    const { id, name, updated, system, turns, end } = conversation;
     try {
-      await this.write((records) => records.put({ id, name, updated, system, turns, end }));
+      await this.write((records) => records.put({ id: conversation.id, ...recordOf(conversation) }));
     } catch {
       throw new Error("This browser cannot keep the conversation: its storage is full or switched off. Export what you need, then delete conversations.");
     }
-    this.others?.postMessage(id);
+    this.others?.postMessage(conversation.id);
   }
 
   // Keeps a conversation while the page is being left: what IndexedDB is given then need not arrive. The next page that
   // opens the storage takes it over.
-  keepNow({ id, name, updated, system, turns, end }) {
-    attempt(() => localStorage.setItem(OLD + id, JSON.stringify({ name, updated, system, turns, end })));
+  keepNow(conversation) {
+    attempt(() => localStorage.setItem(OLD + conversation.id, JSON.stringify(recordOf(conversation))));
   }
 
   async remove(id) {
@@ -107,6 +106,10 @@ export class Conversations {
       // it was never kept
     }
   }
+}
+
+function recordOf({ name, updated, system, turns, end, arriving }) {
+  return { name, updated, system, turns, end, ...(arriving ? { arriving } : {}) };
 }
 
 function opened() {

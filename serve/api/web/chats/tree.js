@@ -1,7 +1,9 @@
 // A conversation's turns as a tree: another version of a turn is another child of the turn before it.
 //
 // A conversation is {id, name, updated, system, turns, end}. A turn is a message of OpenAI's form with an `id` and the id
-// of its `parent` (null for a first one); `end` is the id of the last turn that is shown.
+// of its `parent` (null for a first one); `end` is the id of the last turn that is shown. While a reply arrives there is
+// also `arriving`: {stream, after, turn, begun, model}, the stream's name, the turn after which the reply comes, its own
+// turn as soon as there is one (or null), and the message with which it began (or null).
 
 export function randomId() {
   // crypto.randomUUID exists only on pages of https or localhost.

@@ -20,6 +20,7 @@ ALIASES |= {"/models", "/models/{model:path}", "/chat/completions", "/chat/compl
 ALIASES |= {
     "/responses/input_tokens",
     "/responses/{id}",
+    "/stream",
     "/messages",
     "/messages/count_tokens",
     "/embeddings",
