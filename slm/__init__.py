@@ -1,7 +1,7 @@
 """The language model, what every stage needs, and the stages: ``slm.data``, ``slm.train``, ``slm.export``,
 ``slm.serve``, and over their commands ``slm.studio``.
 
-An installed ``slm`` has the stages as folders of its own. In a checkout they lie next to this folder.
+An installed ``slm`` has the stages as folders in it. In a checkout they lie next to this folder.
 
 The names below are the Python API (``slm/api``, docs/python.md): ``slm.load``, ``slm.train`` and the others. Some are
 modules, too, which can be called.

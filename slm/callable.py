@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Stage(ModuleType):
-    """A module whose call is the function of that name in ``slm.api.jobs``."""
+    """A module that when called is the function of that name in ``slm.api.jobs``."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """See ``slm.api.jobs``."""

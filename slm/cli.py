@@ -34,7 +34,7 @@ _OF_MAKE = {
 
 
 _BARE = ("run", "model", "base", "init_from", "data", "quant")
-"""Options whose values are understood without a name, in the order in which they are typed."""
+"""Options with values that are understood without a name, in the order in which they are typed."""
 
 
 def spelled(command: str, **options: object) -> str:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 def load(cls: type[T], config_name: str, argv: list[str], *, literal: Collection[str] = ()) -> T:
     """The stage's configuration: ``configs/<config_name>.yaml`` with the words of the command line, as a ``cls``.
 
-    ``literal`` names options (``model``, ``serve.models``) whose text is taken as it was typed, without Hydra's
+    ``literal`` names options (``model``, ``serve.models``) with text that is taken as it was typed, without Hydra's
     grammar: paths and prompts may hold any character, and ``model=...`` would choose a file of that group. Where the
     file has a list, the text ``a,b`` or ``[a,'b']`` is one.
 
@@ -49,7 +49,7 @@ def load(cls: type[T], config_name: str, argv: list[str], *, literal: Collection
 def load_config(config_name: str, overrides: list[str], *, literal: Collection[str] = ()) -> dict[str, Any]:
     """Compose ``configs/<config_name>.yaml`` with Hydra ``overrides`` and resolve it to plain Python values.
 
-    ``literal`` and ``--help`` are those of ``load``. A value ``a,b`` for a key that the file declares as a list becomes
+    ``literal`` and ``--help``: as ``load`` has them. A value ``a,b`` for a key that the file declares as a list becomes
     ``[a,b]`` (Hydra would read it as a sweep). Raises ``UserError`` for anything that Hydra refuses.
     """
     if any(word in ("-h", "--help") for word in overrides):

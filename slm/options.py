@@ -130,7 +130,7 @@ class _File:
     """One file of ``configs/``."""
 
     includes: list[str] = field(default_factory=list)
-    """Names of files whose options it has, too."""
+    """Names of files with further options that it has."""
     groups: dict[str, str] = field(default_factory=dict)
     """The choice of each group."""
     options: dict[str, Option] = field(default_factory=dict)
@@ -152,7 +152,7 @@ def listed(config_name: str) -> list[Option]:
                 found.setdefault(key, option)
         for group, choice in file.groups.items():
             found.setdefault(group, Option(key=group, default=choice, about=_about_group(group)))
-            if group != "preset":  # its keys are those of everybody else
+            if group != "preset":  # its keys are everybody's
                 for option in _of_group(group, choice):
                     found.setdefault(option.key, option)
     return list(found.values())
@@ -262,7 +262,7 @@ def option_hint(key: str, known: Iterable[str]) -> str:
 def show(config_name: str, *, wanted: str = "", renamed: dict[str, str] | None = None) -> str:
     """The options as text, in the terminal's width: those asked for most first, the others by their groups.
 
-    ``wanted``: only those whose name or description holds this. ``renamed``: keys that the command calls otherwise,
+    ``wanted``: only those with this in their name or description. ``renamed``: keys that the command calls otherwise,
     which then hide an option that has this name.
     """
     options = [

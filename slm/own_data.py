@@ -12,7 +12,7 @@ from slm.data.errors import UserError, one_line
 from slm.data.storage import fingerprint
 
 OPTIONS = "/data_options@_here_"
-"""What every file of the group begins with. A file of one's own may leave it out."""
+"""What every file of the group begins with. A person's file may leave it out."""
 ENDINGS = (".yaml", ".yml")
 
 

@@ -19,7 +19,7 @@ REMOVED = {
     "train.short_seq_share": _PHASES,
     "train.coherence_stories": "a checkpoint is scored by `slm eval` with eval.coherence_stories=64",
     "train.background_save": "checkpoints are always written while training goes on",
-    "train.pin": "processes on one machine always take cores of their own, of those that taskset leaves them",
+    "train.pin": "processes on one machine always divide the cores that taskset leaves them",
     "train.qat_share": "give +components.quantization.share=0.1",
     "train.qat_least_steps": "give +components.quantization.least_steps=50",
     "train.qat_rounding": "columns always make up for each other's errors (gptq) where the type allows it",

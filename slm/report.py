@@ -28,7 +28,7 @@ def table(
     """Print ``rows`` under ``columns``: text left, numbers right.
 
     Where the terminal is too narrow for all columns, they are printed in parts, one under the other; the first ``key``
-    columns, which say what a row is about, are in each. Rows whose indices are in ``chosen`` are marked with ``>``.
+    columns, which say what a row is about, are in each. The rows with the indices ``chosen`` are marked with ``>``.
     """
     width = screen_width()
     cells = [["" if cell is None else str(cell) for cell in row] for row in rows]

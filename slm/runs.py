@@ -23,7 +23,7 @@ CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
 VALIDATION, CALIBRATION = "validation.txt", "calibration.txt"
 """Samples of a run's held-out and training text, kept for the export."""
 QUESTIONS = "questions.jsonl"
-"""Conversations whose last answers the run's model is asked for: held-out ones, where there are any."""
+"""Conversations; the run's model is asked for their last answers. Held-out ones, where there are any."""
 LATEST = "latest"
 BEST = "best"
 ADAPTER_END = "-LoRA.gguf"
@@ -41,7 +41,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """That of its folder, of a model from the Hub without the revision."""
+        """The folder's name; for a model from the Hub, without the revision."""
         return self.root.name.partition("@")[0] if self.is_hf and self.pinned else self.root.name
 
     @property
@@ -148,8 +148,8 @@ def best_checkpoint(root: Path) -> Path | None:
 def _validation_losses(root: Path) -> dict[Path, float]:
     """The validation losses of the checkpoints that were validated at their own step, oldest first.
 
-    Where the newest one is quantized (``train.qat``) the others are left out: they hold another model, whose loss is
-    lower.
+    Where the newest one is quantized (``train.qat``) the others are left out: they hold another model, with a lower
+    loss.
     """
     losses: dict[Path, float] = {}
     kinds: dict[Path, Any] = {}
@@ -254,8 +254,8 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         return Run(root=root)
     if (root / "adapter_config.json").is_file():
         raise UserError(
-            f"{root} is a LoRA adapter without its model: give the run that trained it, whose checkpoints are the "
-            "merged model, or merge the adapter into its base first (PEFT's merge_and_unload)"
+            f"{root} is a LoRA adapter without its model: give the run that trained it (its checkpoints are the "
+            "merged model), or merge the adapter into its base first (PEFT's merge_and_unload)"
         )
     if not any(root.iterdir()):
         raise UserError(f"{typed} is an empty folder; name a run or the folder of a Hugging Face model{_or_runs()}")
@@ -271,7 +271,7 @@ def _missing(root: Path) -> str:
     siblings = []
     if parent.is_dir():
         folders = [each for each in parent.iterdir() if each.is_dir() and each.name[0] != "."]
-        # Of any folder only models are named; what is in runs/ is a run, also one that has just begun.
+        # Any folder's models are named; what is in runs/ is a run, also one that has just begun.
         siblings = sorted(each.name for each in folders if parent.name == RUNS.name or holds_model(each))
     if root.suffix == ".gguf":
         there = sorted(each.name for each in root.parent.glob("*.gguf")) if root.parent.is_dir() else []

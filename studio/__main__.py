@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
                 log_level="warning",
                 server_header=False,
                 access_log=False,
-                timeout_graceful_shutdown=1,  # live streams have no end of their own
+                timeout_graceful_shutdown=1,  # live streams never end by themselves
             ),
             lambda: _banner(config, port, token),
         )

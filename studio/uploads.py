@@ -1,4 +1,4 @@
-"""Files that a person drops on the page: streamed to disk, each upload a folder of its own."""
+"""Files that a person drops on the page: streamed to disk, each upload in a separate folder."""
 
 import re
 import secrets

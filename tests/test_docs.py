@@ -1,10 +1,12 @@
 """The files, modules and options that the documentation names exist."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from slm.data.chat.formats import TITLES, read_record
 from slm.removed_options import REMOVED as REMOVED_OPTIONS
 from tests.helpers import REPOSITORY
 from tests.helpers.options import known_options
@@ -112,3 +114,13 @@ def test_options_are_found() -> None:
     text = "\n".join(page.read_text() for page in PAGES)
     assert len(set(OPTION.findall(text))) >= 80
     assert OPTION.findall("`a.b=1` c.d_e.f=[x] g=2 /h.i=3 --j.k=4") == ["a.b", "c.d_e.f"]
+
+
+def test_the_records_to_copy_are_read_each_in_its_format() -> None:
+    page = (REPOSITORY / "docs" / "chat.md").read_text()
+    block = re.search(r"^```json\n(.*?)^```", page, re.M | re.S)
+    assert block
+    records = [json.loads(line) for line in block[1].splitlines()]
+    read = [read_record(record) for record in records]
+    assert {each.kind for each in read} == set(TITLES)
+    assert all(each.conversation["messages"][-1]["role"] == "assistant" for each in read)

@@ -5,6 +5,7 @@ from functools import partial
 
 from slm import cli
 from slm.machine.waiting import wait_awake
+from slm.report import final_json
 from slm.train import autobatch
 from slm.train.config import RunConfig
 from slm.train.resolve import Chosen, resolve
@@ -20,6 +21,7 @@ def main(argv: list[str]) -> int:
     from slm.train.distributed.rank_process import run_rank
 
     ranks = join()  # before anything starts torch's threads
+    from slm.train.run.result import result
     from slm.train.start import start
 
     def train(config: RunConfig) -> int:
@@ -28,8 +30,12 @@ def main(argv: list[str]) -> int:
     if config.distill.born_again and ranks.size == 1:
         from slm.train.beginning.two_runs import train_both
 
-        return train_both(config, train)
-    return train(config)
+        code = train_both(config, train)
+    else:
+        code = train(config)
+    if ranks.main:
+        final_json(result(config.root))
+    return code
 
 
 def _choose(argv: list[str], seconds: float) -> Chosen:

@@ -26,7 +26,7 @@ from slm.train.config import TrainConfig
 from slm.train.environment import Environment
 
 LOSS_ROWS = 1024
-"""Positions whose logits are computed at a time in a validation by autograd: all of a micro-batch take 2 GB at 125m."""
+"""Positions for which a validation by autograd computes logits at a time: all of a micro-batch take 2 GB at 125m."""
 
 
 class Backend(ABC):
@@ -67,7 +67,7 @@ class Backend(ABC):
         self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
         """``scale`` times (softmax - one-hot) of the logits of some of the ``hidden_states``, [R, V], zeros where not
-        scored; valid until the next call. ``words_V`` and ``offsets_V`` are those of ``HeadPass``."""
+        scored; valid until the next call. ``words_V`` and ``offsets_V``: as in ``HeadPass``."""
 
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update. Frozen weights are as before."""

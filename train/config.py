@@ -145,7 +145,7 @@ class OptimConfig:
 EAGER = "eager"
 """``train.kernels``: neither kernels nor torch.compile."""
 INTEGER_BITS = {"int16": 16, "int8": 8}
-"""Of a product's integers, by ``train.precision``."""
+"""Bits of a product's integers, by ``train.precision``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class TrainConfig:
     ``int16`` and ``int8`` they are f32, and products are of integers of this many bits."""
     kernels: Literal["auto", "amx", "avx512bf16", "avx512", "avx2", "neon", "eager", True, False] = "auto"
     """The hand-written training kernels: the fastest ones of this processor (``auto``, true), or those for one
-    instruction set. A model whose widths they cannot take trains without them. ``auto`` takes products of integers
+    instruction set. A model trains without them if they cannot take its widths. ``auto`` takes products of integers
     where they are faster and ``kernel_bits`` allows; kernels named here only with ``precision``. Without kernels layers
     and loss are compiled by torch.compile (false), or not at all (``eager``)."""
     gradient_checkpointing: bool | Literal["mlp"] = False
@@ -209,8 +209,8 @@ class TrainConfig:
     """What the first parts of the run read: bags of tokens, or short sequences. After the last one, and where there is
     none, steps read whole sequences."""
     sampled_softmax: int = 0
-    """Words of the vocabulary whose logits a training step computes: the targets of a micro-batch, and others drawn at
-    random, frequent ones more often, which stand for the rest; 0: all. Validation computes all."""
+    """Tokens of the vocabulary for which a training step computes logits: the targets of a micro-batch, and others
+    drawn at random, frequent ones more often, which stand for the rest; 0: all. Validation computes all."""
     calibrate_head: bool = True
     """At the end of the run, draw the head's rows of rare words towards their frequency, and all of it as far as
     held-out text says. For a new model with an untied head that reads plain text; others are not calibrated."""
@@ -297,8 +297,8 @@ class LoraConfig:
     targets: tuple[str, ...] = LINEAR_LAYERS
     """The linear layers that get an adapter, by their names in every block."""
     base_bits: int | None = None
-    """Of the base's weights in memory: 32 (f32), 8 (Q8_0 blocks) or 4 (Q4_0; embedding and head Q8_0). None: 32 where
-    that fits, else 8 or 4."""
+    """Bits of the base's weights in memory: 32 (f32), 8 (Q8_0 blocks) or 4 (Q4_0; embedding and head Q8_0). None: 32
+    where that fits, else 8 or 4."""
 
     def __post_init__(self) -> None:
         if self.rank < 0:
@@ -385,7 +385,7 @@ class DistillConfig:
                 f"distill.born_again={self.born_again} must be a share of the run below 1, for example 0.35, or 0"
             )
         if self.born_again and self.teacher:
-            raise UserError("distill.born_again makes a teacher of its own: leave it 0 with distill.teacher")
+            raise UserError("distill.born_again makes its teacher: leave it 0 with distill.teacher")
         if self.cache and not self.teacher:
             raise UserError("distill.cache keeps a teacher's predictions: name the teacher with distill.teacher=DIR")
 
@@ -410,8 +410,8 @@ class RunConfig:
     """``auto``; ``reshard``: also with another number of processes, which read the text from its beginning again;
     ``never``; or the path of a checkpoint of this run. A resolved configuration never has a run's name here."""
     init_from: str | None = None
-    """A run, a Hugging Face model directory or a name on the Hub, whose shape, tokenizer and weights a new run starts
-    from. A resolved configuration has the model's directory here."""
+    """A run, a Hugging Face model directory or a name on the Hub: its shape, tokenizer and weights are what a new run
+    starts from. A resolved configuration has the model's directory here."""
     model: ModelSpec
     tokenizer: TokenizerConfig
     data: DataConfig

@@ -46,9 +46,10 @@ def prepare(
 
     ``threads``: what this process takes where the configuration names no number; 0: every core it may use.
     ``precision`` takes the place of ``config.precision``, for example with rank 0's choice. ``bits``: the kernels that
-    ``auto`` takes round the values of a product to integers of so many bits at least; the configuration's for a trained
-    model where none are given. ``compiles``: whether torch.compile may be used. ``lean``: large blocks of memory go
-    back to the system when they are free, which takes time: kept, they would not fit one another after a while.
+    ``auto`` takes round the values of a product to integers of this many bits at least; the configuration's for a
+    trained model where none are given. ``compiles``: whether torch.compile may be used. ``lean``: large blocks of
+    memory go back to the system when they are free, which takes time: kept, they would not fit one another after a
+    while.
     """
     notes = []
     compiles = compiles and config.kernels != EAGER

@@ -36,7 +36,7 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dic
 
 
 def start_apart(command: Sequence[str | Path], log: Path, **options: Any) -> "subprocess.Popen[bytes]":
-    """A process whose output is added to ``log``. A terminal's Ctrl-C does not reach it, so that its parent passes the
+    """A process with its output added to ``log``. A terminal's Ctrl-C does not reach it, so that its parent passes the
     stop signals on, and it gets SIGTERM where this process is killed. ``options``: more of ``subprocess.Popen``."""
     with log.open("ab") as output:
         return subprocess.Popen(

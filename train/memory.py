@@ -31,7 +31,7 @@ def check_memory(
     value_bytes: int = 2,
     packed: bool = False,
 ) -> str | None:
-    """Refuse (UserError) a model whose training state cannot fit; a warning where a step probably does not.
+    """Refuse (UserError) a model if its training state cannot fit; a warning where a step probably does not.
 
     The state is what ``state_bytes`` counts, or with an adapter of this ``rank`` the weights, held in
     ``base_bits``, and those of the adapter; with ``train.qat`` the quantized weights, their blocks and what

@@ -59,7 +59,7 @@ class Parts:
     validate: Callable[[], None] = lambda: None
     """Score the model now. The trainer sets it."""
     forget_losses: Callable[[], None] = lambda: None
-    """Earlier losses are those of another model: nothing compares with them any more. The trainer sets it."""
+    """Earlier losses belong to another model: nothing compares with them any more. The trainer sets it."""
 
     def fraction_done(self) -> float:
         """The share of the run that is done, the same on every rank."""

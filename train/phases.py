@@ -1,4 +1,4 @@
-"""``train.phases``: what the parts of a run read, as a list whose place only grows.
+"""``train.phases``: what the parts of a run read, as a list in which the place only grows.
 
 Tested in tests/train/components/test_phases.py.
 """

@@ -25,7 +25,7 @@ from slm.train.config import RESHARD, RunConfig
 
 ChooseMicroBatch = Callable[[RunConfig], RunConfig]
 AUTO = "auto"
-"""The preset of a run whose size is chosen for its ``budget``."""
+"""The preset of a run with a size that is chosen for its ``budget``."""
 NO_STEP_LIMIT = 1_000_000
 """``train.max_steps`` of a named preset with a ``budget``: time alone ends the run."""
 
@@ -49,14 +49,14 @@ def resolve(
     """Training's options in ``argv`` as a checked configuration; UserError for what a person can mend.
 
     A run that starts from a downloaded model (``init_from``) has the classic optimizer unless ``optim=`` names another:
-    Muon's learning rates are those of new models. The run's name is filled in, and with ``resume=CHECKPOINT`` its
+    Muon's learning rates are for new models. The run's name is filled in, and with ``resume=CHECKPOINT`` its
     directory. For ``train.micro_batch=auto`` ``choose_micro_batch`` divides an optimizer step's sequences into passes;
     it is given the configuration without that option.
 
     A ``budget`` becomes ``train.max_minutes``. With ``preset=auto``, or without a preset,
     ``choose_for_budget`` chooses what is not given; where there is none (several processes) a preset must be named.
 
-    With ``resume=RUN`` the options are those of that run, except what ``argv`` gives.
+    With ``resume=RUN`` the options are that run's, except what ``argv`` gives.
     """
     if root := _continued_root(argv):
         return with_corpus_tokenizer(_continued(root, argv))

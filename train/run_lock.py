@@ -46,7 +46,7 @@ def take_lock(root: Path) -> RunLock:
         except BlockingIOError:
             os.close(handle)
             raise UserError(
-                f"another process is training in {root}: wait for it, stop it, or give this run a name= of its own"
+                f"another process is training in {root}: wait for it, stop it, or give this run another name="
             ) from None
         except OSError:
             os.close(handle)

@@ -135,7 +135,7 @@ def _parts(
     point: ResumePoint,
     asked: questions.RunQuestions,
 ) -> Parts:
-    """What the run is made of. Weights and optimizer are those of its beginning."""
+    """What the run is made of. Weights and optimizer as at its beginning."""
     train, model = config.train, trained.model
     optimizer = make_shared_optimizer(
         ranks,

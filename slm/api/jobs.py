@@ -1,7 +1,7 @@
 """The commands as functions: each starts ``slm COMMAND`` as a process, shows its lines, and returns its results.
 
-A process of its own has its own threads, memory and signals: Ctrl-C in a notebook stops a training as in a terminal,
-with a checkpoint, and what a crash of native code ends is not the notebook.
+Each process has separate threads, memory and signals: Ctrl-C in a notebook stops a training as in a terminal,
+with a checkpoint, and a crash of native code does not end the notebook.
 
 Tested in tests/slm/api/test_api.py.
 """
@@ -42,7 +42,7 @@ def train(
     if preset is None:
         preset = "auto" if budget else "tiny"
     words = _words(preset=preset, budget=budget, data=data, **options)
-    return run_of(_folder(_lines("train", words, show), "train"))
+    return run_of(_record(_lines("train", words, show))["run"])
 
 
 def tune(
@@ -55,7 +55,7 @@ def tune(
 ) -> Run:
     """Tune a model on conversations: ``slm.tune("runs/mine", "chats.csv")``, as ``slm tune`` does. See ``train``."""
     words = _words(model=_named(model), budget=budget, data=data, **options)
-    return run_of(_folder(_lines("tune", words, show), "tune"))
+    return run_of(_record(_lines("tune", words, show))["run"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,12 +225,3 @@ def _record(said: list[str]) -> Any:
         with contextlib.suppress(ValueError):
             return json.loads(line)
     raise UserError("the command printed no results")
-
-
-def _folder(said: list[str], command: str) -> Path:
-    """The run's folder, as the last lines name it (``next: ... runs/mine``)."""
-    for line in reversed(said):
-        name, sign, _ = line.partition(": ")
-        if sign and (Path(name) / "checkpoints").is_dir():
-            return Path(name)
-    raise UserError(f"slm {command} did not say where its run is")

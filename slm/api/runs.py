@@ -20,7 +20,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """That of its folder."""
+        """The folder's name."""
         return self.path.name
 
     @property

@@ -51,7 +51,7 @@ def _beginning(text: str, names: Iterable[str]) -> list[str]:
 
 
 def _files(text: str) -> list[str]:
-    """Files and folders whose names begin with ``text``; folders end with ``/``."""
+    """Files and folders with names that begin with ``text``; folders end with ``/``."""
     shown = os.path.expanduser(text)
     found = sorted(glob.glob(glob.escape(shown) + "*"))
     if not os.path.basename(shown).startswith("."):

@@ -28,6 +28,8 @@ WITHOUT_LLAMA = (
     "doctor",
     "publish",
     "checkpoint",
+    "verify",
+    "studio",
 )
 """Commands that may run while set-up is still building llama.cpp; a run that needs it asks by itself."""
 SHELLS = ("bash", "zsh", "fish")
@@ -35,7 +37,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 def script() -> NoReturn:
     """The installed command."""
-    # Child processes find our packages even where the current folder has a train.py or a data/ of its own, as this
+    # Child processes find our packages even where the current folder has another train.py or data/, as this
     # process does: an installed command does not look for modules there, and `python -m` would.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     cli.run(main)

@@ -10,7 +10,7 @@ from slm.options import CONFIG_DIR
 def options(config_name: str, words: list[str]) -> dict[str, Any]:
     """Every key of ``configs/<config_name>.yaml`` and of the files it includes, with its default, in their order.
 
-    ``words``: ``key=value`` words of the command line; ``data=local`` chooses the file whose options there are.
+    ``words``: ``key=value`` words of the command line; ``data=local`` chooses the file with the options that there are.
     """
     chosen = dict(word.split("=", 1) for word in words)
     found: dict[str, Any] = {}
@@ -33,7 +33,7 @@ def _collect(name: str, prefix: str, chosen: dict[str, str], found: dict[str, An
                 if group.startswith("override "):
                     continue
                 found.setdefault(group, choice)
-                if group != "preset":  # its keys are those of everybody else
+                if group != "preset":  # its keys are everybody's
                     _collect(f"{group}/{chosen.get(group, choice)}", f"{group}.", chosen, found)
     _flatten(tree, prefix, found)
 

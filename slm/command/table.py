@@ -43,7 +43,7 @@ COMMANDS: dict[str, Command] = {
         summary="train, export, evaluate and run a small model, in minutes",
         examples=(
             ("", "at most seven minutes of training on generated stories, then the whole way to a quantized model"),
-            ("train.max_minutes=2", "the same with less training; options are those of slm train"),
+            ("train.max_minutes=2", "the same with less training; it takes the options of slm train"),
         ),
     ),
     "demo-chat": Command(
@@ -105,7 +105,7 @@ COMMANDS: dict[str, Command] = {
         examples=(
             ("tiny name=rates optim.lr=0.01,0.02,0.05 train.max_steps=200", "three learning rates"),
             ("optim.lr=0.02,0.05 model.d_model=256,512 train.seed=1,2", "eight runs; the same command goes on"),
-            ("sweep.range_test=true", "one run whose learning rate grows until the loss diverges"),
+            ("sweep.range_test=true", "one run with a learning rate that grows until the loss diverges"),
         ),
         bare=("preset", "local", "model"),
         model_key="init_from",

@@ -96,7 +96,7 @@ def choice_rows(record: dict[str, Any]) -> list[list[str]]:
     if how != "uncompiled":
         rows.append(["", f"compiled code is kept in {cache}"])
     if record["kernels"]:
-        rows.append(["", f"no kernels of its own: {record['kernels']}"])
+        rows.append(["", f"slm's kernels are not used: {record['kernels']}"])
     elif record.get("kernel_faults"):
         rows.append(["", f"faster kernels are left out: {record['kernel_faults']}"])
     return [

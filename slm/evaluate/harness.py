@@ -28,7 +28,7 @@ class HarnessModel(TemplateLM):
         super().__init__()
         self.scorer = scorer
         self.truncated = 0
-        """Requests so far whose context lost its start, because it is longer than the model's."""
+        """Requests so far that lost the start of their context, because it is longer than the model's."""
 
     @property
     def eot_token_id(self) -> int:

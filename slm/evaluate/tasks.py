@@ -27,7 +27,7 @@ FEWSHOT_SEED = 1_234
 SCORED = ("loglikelihood", "loglikelihood_rolling", "multiple_choice")
 """What a task may ask of a model here."""
 _DEFINITIONS = {
-    ("acc", "multiple_choice"): "share of examples whose right choice has the highest log-likelihood",
+    ("acc", "multiple_choice"): "share of examples in which the right choice has the highest log-likelihood",
     ("acc_norm", "multiple_choice"): "the same with log-likelihoods divided by the choice's characters",
     ("acc_bytes", "multiple_choice"): "the same with log-likelihoods divided by the choice's bytes",
     ("acc", "loglikelihood"): "share of examples where greedy decoding would write exactly the target",
@@ -133,7 +133,7 @@ class Tasks:
         return [each.task_name for each in self.loaded["groups"][name].get_all_tasks()]
 
     def chance(self, names: list[str]) -> float | None:
-        """The share that guessing gets right in multiple-choice tasks whose examples have been made."""
+        """The share that guessing gets right in multiple-choice tasks, once their examples have been made."""
         shares = []
         for name in names:
             if self.tasks[name].get_config("output_type") != "multiple_choice":
@@ -272,7 +272,7 @@ def _load_from(manager: Any, names: list[str]) -> Any:
         offline = isinstance(error, ConnectionError) or "offline" in str(error).lower()
         advice = (
             f"without a network, {_datasets(manager, names)} must be in the Hub's cache from an earlier run, or the "
-            "task must read files of your own (harness.include_path; docs/tutorial.md has an example)"
+            "task must read your files (harness.include_path; docs/tutorial.md has an example)"
             if offline
             else "check the task's file and its data"
         )

@@ -141,7 +141,7 @@ def _data(facts: Facts) -> str:
         lines.append(f"- {name}" + (f": {origin}{subset}" if origin and origin != name else ""))
     share = data.get("val_fraction")
     if share and not all(each.get("val_split") or each.get("val_files") for each in data.get("sources") or [data]):
-        of = " of sources without a validation text of their own" if data.get("sources") else ""
+        of = " of sources without a separate validation text" if data.get("sources") else ""
         lines += ["", f"A share of {share:g} of the documents{of} was held out for validation."]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Models by their name on the Hub, downloaded into the Hub's own cache: only the files that are needed, and where a
 download stopped it goes on.
 
-A downloaded model acts as a run whose folder is ``models/org/name``: what is made of it, GGUF files for instance, goes
+A downloaded model acts as a run in the folder ``models/org/name``: what is made of it, GGUF files for instance, goes
 there and not into the cache.
 """
 

@@ -16,7 +16,7 @@ from slm.machine.crashes import CRASHES, ended_by, run_trial
 from slm.report import atomic_write_json
 
 WORTH_IT = 1.2
-"""Kernels whose speed is not known have to be this many times as fast as PyTorch uncompiled: torch.compile was 1.17
+"""Kernels of unknown speed have to be this many times as fast as PyTorch uncompiled: torch.compile was 1.17
 times as fast as that where it was measured (``10m`` in f32, docs/results/training-speed.md)."""
 
 INTEGERS_WORTH_IT = 1.2

@@ -23,7 +23,7 @@ from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 
 _TOKENS = 2_048
-"""That go through the kernels together: weights are packed anew for each such group."""
+"""Rows that go through the kernels together: weights are packed anew for each such group."""
 _Run = Callable[[Tensor], Tensor]
 """From ids [B, T] to the model's hidden states."""
 _Add = Callable[[list[Tensor], Tensor], None]

@@ -141,7 +141,7 @@ class Fused:
     def softmax_gradient(
         self, x_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
-        """That of ``Head.softmax_gradient``, of some of the ``hidden_states``."""
+        """As ``Head.softmax_gradient``, of some of the ``hidden_states``."""
         return self._head.softmax_gradient(x_ND, targets_N, scale, words_V, offsets_V)
 
     @contextmanager

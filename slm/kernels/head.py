@@ -20,7 +20,7 @@ from slm.model.head_loss import HeadLoss, HeadPass
 from slm.model.layers.held import whole
 
 HEAD_ROWS = 2048
-"""Positions whose logits are held at once, at most."""
+"""The most positions with logits in memory at once."""
 HEAD_LOGITS = 1 << 27
 """Logits held at once, at most: a vocabulary of 262,144 would take 2 GiB otherwise."""
 
@@ -64,7 +64,7 @@ class Head:
         self, h_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
         """``scale`` times (softmax - one-hot) of the logits of normed hidden states, [N, V], zeros where not scored;
-        valid until the next call. ``words_V`` and ``offsets_V`` are those of ``HeadPass``."""
+        valid until the next call. ``words_V`` and ``offsets_V``: as in ``HeadPass``."""
         packed = self._packed if words_V is None else self._some(words_V)
         logits = self._work.room("logits", len(h_ND), packed.rows)
         self._cross_entropy(h_ND, targets_N, logits, scale, packed, offsets_V)
@@ -125,7 +125,7 @@ class Head:
         return nats
 
     def _some(self, words_V: Tensor) -> PackedWeights:
-        """The head's rows of these ids, as weights of their own."""
+        """The head's rows of these ids, as separate weights."""
         weight = self._packed.weights[0]
         some = whole(weight).detach()[words_V].requires_grad_(weight.requires_grad)
         return PackedWeights(self._kernels, [some], keep=True)

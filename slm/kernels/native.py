@@ -284,7 +284,7 @@ SIGNATURES = SIZES | {
 }
 """The C signatures: pointers, longs, floats, ints."""
 ALLOCATING = ("slm_attention_forward", "slm_attention_backward")
-"""Functions that take memory of their own, and return 1 where there is none."""
+"""Functions that allocate memory, and return 1 where there is none."""
 SUMMING = ("slm_sum_of_squares",)
 """Functions that return a number (f64)."""
 

@@ -36,7 +36,7 @@ _CACHES = 4
 """The array that is read is this many times as large as the last-level caches, and at least 256 MiB."""
 _LEAST_BYTES, _MOST_BYTES = 2**28, 2**32
 _PORTION_BYTES = 2**23
-"""That a thread reads between two looks at the clock: ``PORTION`` in roofline.cpp."""
+"""Bytes that a thread reads between two looks at the clock: ``PORTION`` in roofline.cpp."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""llama.cpp's compute backends, where a build keeps them in libraries of their own.
+"""llama.cpp's compute backends, where a build keeps them in separate libraries.
 
 An ordinary build holds one CPU backend, compiled for the processor that it was built on. A build for other machines
 (``GGML_BACKEND_DL=ON``, ``GGML_CPU_ALL_VARIANTS=ON``, as in the Dockerfile) has one library per kind of processor, and

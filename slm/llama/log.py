@@ -35,7 +35,7 @@ def _print_and_keep(level: _Level, text: bytes) -> None:
 
 
 # llama.cpp calls back from the middle of native code, which no exception can pass: ctypes prints it and drops it.
-# That happens to Ctrl-C, too, because Python runs signal handlers at the first instruction of a Python function. So
+# It happens to Ctrl-C, too, because Python runs signal handlers at the first instruction of a Python function. So
 # no Python function is called here: the dictionary's own method keeps the line, and the handler runs when the native
 # call has returned. (Printing needs a Python function: with SLM_LLAMA_LOG=1 an interrupt can still be lost.)
 # llama.cpp passes a third argument, which C's calling convention lets us leave out.

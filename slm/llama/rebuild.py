@@ -42,7 +42,7 @@ def remedies(verdict: Verdict, flags: Set[str], cmake_args: str, *, asked: bool 
     ``flags``: the processor's. ``cmake_args``: what the present build was made with, as far as the environment says.
     ``asked``: whether a person has set them, or a compiler, which the present build may not know of yet.
     """
-    # Of two options with one name, CMake takes the last one.
+    # CMake takes the last of two options with one name.
     if verdict.signal == "SIGILL":
         yield "for this processor", NATIVE
     if asked and not (verdict.signal == "SIGILL" and cmake_args == NATIVE):

@@ -47,7 +47,7 @@ class Sampler:
         self._bias: tuple[np.ndarray, np.ndarray] | None = None
         """Token ids and what is added to their logits."""
         self._banned: np.ndarray | None = None
-        """Token ids whose bias is -inf."""
+        """Token ids with a bias of -inf."""
         self._picker: Callable[[int, int | None], int] | None = None
 
     def _add(self, sampler: object, name: str, parameter: float = 0.0) -> Sampler:

@@ -24,7 +24,7 @@ def compiler(*, gcc_only: bool = False) -> str | None:
 
     This is the one that torch.compile takes: ``$CXX`` where that is set, else g++, else clang++. ``gcc_only`` leaves
     clang++ out, for libraries that share torch's OpenMP threads: torch brings GCC's runtime, and clang++ would load a
-    second one. A ``$CXX`` that is not GCC's is then passed over. Of ``CXX="ccache g++ -m64"`` it is ``g++``.
+    second one. A ``$CXX`` that is not GCC's is then passed over. For ``CXX="ccache g++ -m64"`` it is ``g++``.
     """
     named = _named()
     if not gcc_only:

@@ -64,7 +64,7 @@ def guarded(work: Callable[[], int | None], *, advice: Callable[[], str] = str) 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if status >= 0:
-        # The child has printed everything; this process ends without a word of its own.
+        # The child has printed everything; this process ends without another word.
         os._exit(status)
     name = ended_by(status)
     if folder := _read(_NOTE_BYTES):

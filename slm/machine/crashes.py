@@ -1,5 +1,5 @@
-"""Child processes whose native code may die: tried, watched, and not left behind; and functions called in one, so that
-memory, threads and settings are gone afterwards.
+"""Child processes with native code that may die: tried, watched, and not left behind; and functions called in one, so
+that memory, threads and settings are gone afterwards.
 
 Tested in tests/slm/machine/test_crashes.py, tests/slm/machine/test_fresh_process.py.
 """

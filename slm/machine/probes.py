@@ -142,7 +142,7 @@ class InductorTrial:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="slm-inductor-", ignore_cleanup_errors=True)
-        # A cache of its own: what was compiled before says nothing about the compiler of today. The compiler's
+        # A separate cache: what was compiled before says nothing about the compiler of today. The compiler's
         # temporary files go there too: one that is killed leaves them.
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": self._folder.name, "TMPDIR": self._folder.name}
         self._process = subprocess.Popen(

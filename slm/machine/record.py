@@ -11,7 +11,7 @@ from slm.data.storage import fingerprint
 from slm.machine.hardware import n_threads
 
 VERSIONED = ("torch", "llama-cpp-python", "gguf", "tokenizers", "tiktoken", "datasets", "numpy")
-"""Packages whose versions a measurement depends on."""
+"""A measurement depends on the versions of these packages."""
 
 
 def cpu_name() -> str:

@@ -1,6 +1,6 @@
 """How the cores of this machine belong together: SMT siblings, fast and slow cores, NUMA nodes.
 
-Read from Linux's ``/sys``; where that is missing every usable CPU counts as a core of its own. Nothing is cached and
+Read from Linux's ``/sys``; where that is missing every usable CPU counts as one core. Nothing is cached and
 every function takes the root of the tree, so that a made-up machine is as good as a real one.
 """
 

@@ -26,7 +26,7 @@ class Traits:
     hf_type: str
     """``model_type`` in config.json."""
     hf_aliases: tuple[str, ...] = ()
-    """Classes that compute the same, whose checkpoints are read as this one."""
+    """Classes that compute the same; their checkpoints are read as this one."""
     head_dim: int | None = None
     """``head_dim`` where config.json has none; None: hidden_size / num_attention_heads."""
     tied: bool = False
@@ -52,7 +52,7 @@ class Traits:
     scaled_embedding: bool = False
     """Embeddings are multiplied by sqrt(d_model)."""
     sliding_window: bool = False
-    """Some layers see only the last positions, and have a RoPE base of their own."""
+    """Some layers see only the last positions, and have another RoPE base."""
     short_conv: bool = False
     """Some layers have a gated short convolution in place of attention."""
     linear_layers: tuple[str, ...] = LINEAR_LAYERS

@@ -2,7 +2,7 @@
 
 A new checkpoint is written under a temporary name, flushed, described by ``manifest.json`` (SHA-256 of every
 file) and renamed into place last: a directory that has its final name is complete. Everything is safetensors or
-JSON. Of a pickled ``.bin`` from elsewhere only tensors are read (``stored_weights``).
+JSON. From a pickled ``.bin`` from elsewhere only tensors are read (``stored_weights``).
 """
 
 import hashlib
@@ -265,7 +265,7 @@ def remove(directory: Path) -> None:
 
 
 def sweep(folder: Path) -> list[str]:
-    """Delete what killed saves and removals left in ``folder``, and bring back a checkpoint whose successor did not
+    """Delete what killed saves and removals left in ``folder``, and bring back a checkpoint if its successor did not
     come; only for whoever holds the run's lock."""
     for aside in folder.glob(f".step-*{REPLACED}"):
         own = aside.with_name(aside.name[1 : -len(REPLACED)])

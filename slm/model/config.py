@@ -225,8 +225,8 @@ class ModelConfig:
             )
         if self.rope_layers and self.rope_layers != every_nth_global(self.n_layers, ROPE_PATTERN):
             raise UserError(
-                f"a {self.arch} model whose layers without rotary positions are other ones than every {ROPE_PATTERN}th "
-                "does not run in llama.cpp: a GGUF has no place for another pattern"
+                f"a {self.arch} model with layers without rotary positions that are other ones than every "
+                f"{ROPE_PATTERN}th does not run in llama.cpp: a GGUF has no place for another pattern"
             )
         if self.arch == "olmo2" and self.tie_embeddings:
             raise UserError(
@@ -234,7 +234,7 @@ class ModelConfig:
             )
         if self.arch in ("qwen2", "lfm2", "granite") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(
-                f"a {self.arch} model whose n_heads*head_dim={self.n_heads * self.head_dim} is not its "
+                f"a {self.arch} model with n_heads*head_dim={self.n_heads * self.head_dim}, which is not its "
                 f"d_model={self.d_model} does not run in llama.cpp: make them equal"
             )
 

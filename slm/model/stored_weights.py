@@ -171,7 +171,7 @@ def note_own_head(directory: str | Path) -> None:
     """One line about a head that the configuration does not know of."""
     _say(
         f"note: {directory}: config.json says that the head is the embedding (tie_word_embeddings), and the file holds "
-        "a head of its own: the model is read as untied"
+        "an untied head: the model is read as untied"
     )
 
 

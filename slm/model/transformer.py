@@ -58,7 +58,7 @@ def _layer(config: ModelConfig, index: int) -> Layer:
 
 
 class LanguageModel(nn.Module):
-    """The whole model. ``state_dict`` names are Hugging Face's; a tied head has no entry of its own.
+    """The whole model. ``state_dict`` names are Hugging Face's; a tied head has no entry.
 
     New weights are random as ``init`` says. Set the seed with torch before building.
     """
@@ -177,7 +177,7 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def empty_model(config: ModelConfig) -> LanguageModel:
-    """A model in memory whose weights are not set, to copy others into.
+    """A model in memory without set weights, to copy others into.
 
     ``nn.Module.to_empty`` does the same, but imports a package of symbolic mathematics, which takes a second.
     """

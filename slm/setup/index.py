@@ -56,7 +56,7 @@ def _pip_settings() -> Iterator[tuple[str, str]]:
             name, _, value = line.partition("=")
             yield name.rpartition(".")[2], value.strip("'\"")
         return
-    # Debian's Python has no pip of its own; the environment's will read these.
+    # Debian's Python has no pip; the environment's will read these.
     own = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "pip/pip.conf"
     named = [Path(each)] if (each := os.environ.get("PIP_CONFIG_FILE")) else []
     if named == [Path(os.devnull)]:

@@ -166,7 +166,7 @@ def start(venv: Path) -> None:
     if installed(venv) and not state_file(venv).exists():
         return
     state_file(venv).write_text(json.dumps({"begun": time.time()}))
-    # In a process group of its own: Ctrl-C ends a training and not the build. Behind the installation and the training,
+    # In another process group: Ctrl-C ends a training and not the build. Behind the installation and the training,
     # which somebody waits for: nobody waits for the build before they have ended.
     process = _build_process(
         venv, process_group=0, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

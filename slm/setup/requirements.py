@@ -32,7 +32,7 @@ def find_problems(venv: Path, *, new: bool, uv: str | None) -> list[str]:
     found = []
     writable = _nearest_folder(venv)
     if not may_write(writable):
-        found.append(f"{writable} cannot be written by this user: {venv} is made there; use a checkout of your own")
+        found.append(f"{writable} cannot be written by this user: {venv} is made there; use another checkout")
     if new:
         found += [*missing_compilers(), *missing_cmake(), *too_little_room(venv)]
         if not uv:

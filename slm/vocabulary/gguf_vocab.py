@@ -2,7 +2,7 @@
 
 Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM and ``tokenizer=bpe``) becomes llama.cpp's ``gpt2`` tokenizer;
 SentencePiece BPE (and ``tokenizer=sentencepiece``) becomes ``llama``; SentencePiece unigram without byte fallback
-becomes ``t5``. The keys and values are those of llama.cpp's own converter; where it leaves
+becomes ``t5``. The keys and values equal llama.cpp's converter's; where it leaves
 ``add_bos_token`` out, it is written too, because its absence means different things to different readers and it changes
 every perplexity.
 """
@@ -162,7 +162,8 @@ def _merges(model: dict[str, Any]) -> list[str]:
 def _from_fallback_bpe(parsed: dict[str, Any], vocab_size: int) -> Vocab:
     """SentencePiece BPE that survives only as a tokenizer.json (Llama 2, TinyLlama): scores from merge ranks.
 
-    llama.cpp merges the adjacent pair whose joined token scores highest; the earlier a token's merge, the higher.
+    llama.cpp merges the adjacent pair with the joined token that scores highest; the earlier a token's merge, the
+    higher its score.
     """
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(parsed["model"].get("merges") or []):

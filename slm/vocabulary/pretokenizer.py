@@ -58,7 +58,7 @@ def by_structure(pre_tokenizer: dict[str, Any] | None, *, whole_words: bool | No
     """llama.cpp's name for a ``pre_tokenizer`` section, or None where the structure is not a known one.
 
     ``whole_words``: whether pieces are looked up whole before they are merged (``ignore_merges``), where that is known.
-    Of names with one split, one that does so is taken.
+    If several names have one split, one that does so is taken.
     """
     steps = steps_of(pre_tokenizer)
     if not steps or steps[-1].get("type") != "ByteLevel" or steps[-1].get("add_prefix_space"):

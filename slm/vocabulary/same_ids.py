@@ -56,7 +56,7 @@ def plain_strings(more: Sequence[str] = (), *, nfc: bool = False, unlike: Sequen
 
 
 def token_failures(llama: Model, strings: Sequence[str], ids: Sequence[list[int]]) -> list[str]:
-    """A message about the first string whose ids differ from those that a server sends; empty where none does."""
+    """A message about the first string with ids that differ from what a server sends; empty where none does."""
     for text, expected in zip(strings, ids, strict=True):
         if failure := _difference(text, expected, llama.tokenize(text, add_special=True, parse_special=False)):
             return [failure]

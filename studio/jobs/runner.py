@@ -1,6 +1,6 @@
 """``python -m slm.studio.jobs.runner FOLDER``: run the job of a folder to its end, then start the next one.
 
-It leads a session of its own, so neither a closed terminal nor the end of studio reaches it.
+It leads a separate session, so neither a closed terminal nor the end of studio reaches it.
 
 Tested in tests/studio/jobs/test_queue.py.
 """

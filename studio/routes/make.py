@@ -5,6 +5,7 @@ Tested in tests/studio/test_app.py.
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ TIMES = ("2m", "5m", "10m", "20m", "1h", "2h", "4h", "8h", "1d", "3d")
 GOALS = {"smallest": "auto:4%", "balanced": "q4_k_m", "best": "q8_0"}
 """What export makes for a goal without a number."""
 LORA_RANK = 16
+BOOKS = Path(__file__).parents[1] / "books.json"
+"""What measured runs on books of Project Gutenberg wrote, with their bits per byte (docs/results/studio.md)."""
 ASIDE = 0.1
 """The share of conversations that is held out where a person asks for it."""
 
@@ -122,9 +125,11 @@ async def plan(request: Request) -> Response:
 
 
 async def samples(request: Request) -> Response:
-    """What the runs of this machine wrote, with their bits per byte: so a text of that quality reads."""
+    """What a text of a quality reads like, by bits per byte: what runs of this machine wrote, and for a person without
+    runs what a measured run on English books wrote (``books``)."""
     runs = studio(request).places.runs
-    return answer({"samples": await asyncio.to_thread(_samples, runs)})
+    own, books = await asyncio.to_thread(_samples, runs), json.loads(BOOKS.read_text(encoding="utf-8"))
+    return answer({"samples": own, "books": books})
 
 
 def _samples(runs: Path) -> list[dict[str, Any]]:

@@ -106,7 +106,7 @@ async def again(request: Request) -> Response:
         assert old is not None
         words = [_timed(word, time) for word in old.words]
         if words == old.words:
-            raise UserError("this job has no time of its own: it ends when its work is done")
+            raise UserError("this job has no time limit: it ends when its work is done")
     job = await asyncio.to_thread(found.queue.again, id, words)
     return answer({"id": job.id})
 

@@ -59,7 +59,7 @@ function Found({ result, aside }) {
       <${Tile} name="learned tokens">${total("scored_tokens").toLocaleString("en")} <span class="quiet">of ${total("tokens").toLocaleString("en")}</span><//>
       <${Tile} name="refused by the template">${total("refused").toLocaleString("en")}<//>
     </div>
-    ${!whole && html`<p class="note" id="sample">There are many. Looked at: the first ${total("conversations").toLocaleString("en")} (${bytes(total("bytes"))}); messages, tokens and what is refused are those of these. The tuning takes from all.</p>`}
+    ${!whole && html`<p class="note" id="sample">There are many. Looked at: the first ${total("conversations").toLocaleString("en")} (${bytes(total("bytes"))}); messages, tokens and refusals are counted in these. The tuning takes from all.</p>`}
     ${sources.map((each) => each.why_refused && html`<p class="note">Left out: ${each.why_refused}</p>`)}
     ${result.text.map((each) => Object.entries(each.left_out).map(([why, n]) => html`<p class="quiet">${why}: ${n}</p>`))}
     <h3>As the model reads them</h3>

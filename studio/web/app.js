@@ -39,7 +39,7 @@ function App() {
     return () => { removeEventListener("hashchange", moved); close(); };
   }, []);
   const { screen } = SCREENS[here.name];
-  const { change } = here.query; // a job whose form is to be changed
+  const { change } = here.query; // the job with the form that is to be changed
   const entered = change ? jobs?.find((job) => job.id === change)?.form : null;
   const waiting = (jobs ?? []).filter((job) => job.state === "running" || job.state === "waiting").length;
   return html`

@@ -98,7 +98,7 @@ export function Run({ query, jobs }) {
   const learned = state?.events.some((event) => event.kind === "asked" && event.text.includes("none is held out"));
   const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
-    ${teacher && html`<p class="note" id="teacher">Part 1 of 2: the figures are those of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
+    ${teacher && html`<p class="note" id="teacher">Part 1 of 2: these are the figures of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
     <${Why} job=${job} />
     ${training && job.line && html`<p class="quiet">${job.line}</p>`}
     ${training && html`<${Progress} share=${state?.status === "running" ? state.progress : job.progress?.share} label="Progress" />`}
@@ -110,7 +110,7 @@ export function Run({ query, jobs }) {
         <${Tile} name="tokens read">${count(state.tokens)}<//>
         <${Tile} name="time">${duration(state.elapsed_s)}${state.seconds_left !== null ? html` <span class="quiet">${duration(state.seconds_left)} left</span>` : ""}<//>
         <${Tile} name="speed">${count(state.tokens_per_s)} <span class="quiet">tokens a second</span><//>
-        <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)}<//>
+        <${Tile} name="bits per byte">${fixed(state.validations.at(-1)?.bits_per_byte)} <span class="quiet">lower is better</span><//>
         ${state.predicted && html`<${Tile} name="planned bits per byte">${fixed(state.predicted.bits_per_byte, 2)} <span class="quiet">${fixed(state.predicted.low, 2)} to ${fixed(state.predicted.high, 2)}</span><//>`}
         ${state.forecast && state.status === "running" && html`<${Tile} name="forecast of the end">${state.forecast.split(" ")[0]} <span class="quiet">${state.forecast.split(" ").slice(1).join(" ")}</span><//>`}
         <${Tile} name="parameters">${count(state.model.n_params)}<//>

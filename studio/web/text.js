@@ -71,7 +71,7 @@ function Found({ result }) {
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
   const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
   const whole = sources.every((each) => each.complete); // otherwise the count ended after some of a large text
-  // Of that the figures of the whole are estimates.
+  // The figures of the whole are then estimates.
   const all = (key, counted) => (whole ? counted : `about ${count(result.text.reduce((sum, each) => sum + (each[key] ?? 0), 0))}`);
   const spoken = languages(result.text);
   const size = kinds.reduce((sum, [, each]) => sum + each.bytes, 0);
@@ -98,12 +98,16 @@ function Found({ result }) {
   </section>`;
 }
 
-// What text of a quality reads like: what a run of this machine wrote at about these bits per byte.
+const NEAR = 0.25; // bits per byte up to which two texts read alike
+
+// What text of a quality reads like: what a run of this machine wrote at about these bits per byte, or else a measured run
+// on books.
 function ReadsLike({ bits, samples }) {
-  const near = samples.reduce((best, each) => (!best || Math.abs(each.bits_per_byte - bits) < Math.abs(best.bits_per_byte - bits) ? each : best), null);
-  if (!near || Math.abs(near.bits_per_byte - bits) > 0.25) return null;
-  return html`<div><h3>Text of about this quality</h3>
-    <p class="quiet">${near.run} wrote this at ${fixed(near.bits_per_byte, 2)} bits per byte (of its own text)</p>
+  const nearest = (all) => all.reduce((best, each) => (!best || Math.abs(each.bits_per_byte - bits) < Math.abs(best.bits_per_byte - bits) ? each : best), null);
+  const near = [nearest(samples.samples), nearest(samples.books)].find((each) => each && Math.abs(each.bits_per_byte - bits) <= NEAR);
+  if (!near) return null;
+  return html`<div id="reads-like"><h3>Text of about this quality</h3>
+    <p class="quiet">${near.run ?? "A model of English books"} wrote this at ${fixed(near.bits_per_byte, 2)} bits per byte of ${near.run ? "its" : "their"} text</p>
     <div class="text cut" tabindex="0">${near.text}</div></div>`;
 }
 
@@ -148,10 +152,10 @@ export function FromText({ jobs, entered }) {
   const [time, setTime] = useState(entered.time ?? "1h");
   const [name, setName] = useState(entered.name ?? "");
   const [price, setPrice] = useState(0.1);
-  const [samples, setSamples] = useState([]);
+  const [samples, setSamples] = useState({ samples: [], books: [] });
   const [state, setState] = useState({});
   const values = useMemo(() => ({ sources, ...options }), [sources, options]);
-  useEffect(() => { api("/api/samples").then((found) => setSamples(found.samples), () => {}); }, []);
+  useEffect(() => { api("/api/samples").then(setSamples, () => {}); }, []);
   useEffect(() => {
     if (!sources.length) return;
     api("/api/home").then((home) => setName((now) => {

@@ -32,6 +32,8 @@ def commands(page: str) -> list[str]:
 def in_small(line: str, runs: Path) -> str:
     """A page's command with ``runs/`` in the folder ``runs``, this Python, and the options of ``SMALL``."""
     line = line.replace(".venv/bin/python", sys.executable)
+    if line.startswith(".venv/bin/slm "):
+        line = f"{line.replace('.venv/bin/slm', f'{sys.executable} -m slm')} {SMALL.get(line.split()[1], '')}"
     if not line.startswith("make "):
         return re.sub(r"(?<![\w/])runs/", f"{runs}/", line)
     target = line.split()[1]

@@ -25,7 +25,11 @@ def test_the_page_and_its_files(client):
 def test_home_and_samples(client):
     home = client.get("/api/home").json()
     assert [(card["name"], card["bits_per_byte"]) for card in home["models"]] == [("notes", 1.25)]
-    assert client.get("/api/samples").json()["samples"][0]["run"] == "notes"
+    found = client.get("/api/samples").json()
+    assert found["samples"][0]["run"] == "notes"
+    bits = [each["bits_per_byte"] for each in found["books"]]
+    assert bits == sorted(bits, reverse=True)
+    assert all(len(each["text"]) > 100 for each in found["books"])
 
 
 def test_a_report_runs_as_a_page_of_nobody(client):

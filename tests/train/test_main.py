@@ -142,6 +142,8 @@ def test_a_signal_finishes_the_step_saves_and_the_run_goes_on(command, launch, t
         resumes = f"resuming {root} from {checkpoint.name}"
         verify(checkpoint)
         step = int(checkpoint.name[5:])
+        result = json.loads(out.splitlines()[-1])
+        assert (result["status"], result["checkpoint"], result["step"]) == ("stopped", str(checkpoint), step)
         found = losses(root)
         assert sorted(found) == list(range(1, step + 1))
         assert {key: value for key, value in found.items() if key in before} == before

@@ -68,7 +68,7 @@ def short_run(steps: int, warmup: int) -> str | None:
 
 
 def risen_line(config: RunConfig, state: RunState) -> str:
-    """What a run says at its end whose validation loss has risen."""
+    """What a run says at its end if its validation loss has risen."""
     others = "" if config.budget else "; budget= chooses what fits text and time"
     return (
         f"the validation loss was down at {state.best_loss:.4f} nats per token and rose to "

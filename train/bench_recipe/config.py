@@ -34,11 +34,11 @@ class RecipeBenchOptions:
     validation: Path | None = None
     """A file of documents to score; None: ``data.val_files``, else held-out text of the run's data."""
     validation_bytes: int = 1_000_000
-    """Held-out text without end (the tales) is scored up to so many bytes."""
+    """Held-out text without end (the tales) is scored up to this many bytes."""
     second_text: Path | None = None
     """Another file to score."""
     nanochat: Path | None = None
-    """A checkout of nanochat, whose own scripts are run in it."""
+    """A checkout of nanochat; its scripts are run in it."""
     nanochat_python: Path | None = None
     """The Python with its dependencies; None: ``.venv/bin/python`` in the checkout."""
     nanochat_depths: list[int] = field(default_factory=lambda: [4])

@@ -34,7 +34,7 @@ class Entry:
     seconds: float
     """Wall clock of its processes, from start to end."""
     training_seconds: float
-    """Of these, the optimizer's steps."""
+    """The optimizer's steps among these."""
     note: str
     """Rate, shape, or what else tells it from others of its kind."""
 
@@ -62,7 +62,7 @@ def read_finished(file: Path) -> dict[str, Entry]:
 
 @contextmanager
 def fresh_cache(folder: Path) -> Iterator[dict[str, str]]:
-    """An environment whose caches of kernels, compiled graphs and tokens are empty: set-up counts for everybody."""
+    """An environment with empty caches of kernels, compiled graphs and tokens: set-up counts for everybody."""
     with tempfile.TemporaryDirectory(prefix=".cache-", dir=folder) as cache:
         named = {"XDG_CACHE_HOME": cache, "SLM_CACHE": f"{cache}/slm", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}
         yield {**os.environ, **named}

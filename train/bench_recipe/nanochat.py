@@ -1,11 +1,11 @@
 """nanochat (github.com/karpathy/nanochat) as a contender: its own scripts, run in a checkout that a person names.
 
-Nothing of it is here. It gets the text as the Parquet shards that its loader expects, and a folder of its own for all
+Nothing of it is here. It gets the text as the Parquet shards that its loader expects, and a separate folder for all
 that it writes (``NANOCHAT_BASE_DIR``). Its training has no limit of time, so a rehearsal measures set-up and step, and
-the number of iterations follows. Its printed bits per byte are those of cropped documents; here its checkpoint is
+the number of iterations follows. It prints bits per byte of cropped documents; here its checkpoint is
 scored as everybody's is, by a script that runs in its Python. Its loader crops documents to its rows in training, too:
 of a text of long documents it reads little, again and again. So it gets pieces that fill a row, cut after its
-tokenizer is trained, in no time of its own.
+tokenizer is trained, and takes none of it.
 
 Its dependencies are not ours, so the tests run none of it: they see that the number of iterations fits the time.
 

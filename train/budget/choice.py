@@ -115,7 +115,7 @@ class Wanted:
     max_epochs: int | None = None
     """How often the text may be read, by both models together."""
     calibrate_head: bool = True
-    """Whether a head of its own is calibrated at the end of the run."""
+    """Whether an untied head is calibrated at the end of the run."""
 
     def shapes(self) -> list[Shape]:
         """The sizes that are left; those of ``SHAPES`` with the given widths where none has them all."""
@@ -273,7 +273,7 @@ def make(
         step_seconds = machine.step_seconds(model, per_step, seq_len, words)
         if short := _short(wanted, seq_len):
             quick = machine.step_seconds(model, per_step, short, words)
-            # Of the time, not of the steps: as many steps are done as both parts have time for.
+            # A share of the time, not of the steps: as many steps are done as both parts have time for.
             for_short = wanted.short_seq_share
             step_seconds = 1 / (for_short / quick + (1 - for_short) / step_seconds)
         in_time = max(1, round(training * pace / step_seconds))
@@ -349,7 +349,7 @@ def make(
 
 
 def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
-    """The bag of a run whose positions stand for ``n_bytes``.
+    """The bag of a run with positions that stand for ``n_bytes``.
 
     Bags read more text for the same work. They are chosen where no text is read twice for it.
     """

@@ -1,4 +1,4 @@
-"""How much text there is, and how many bytes a token of each vocabulary stands for. Of large text a sample is counted.
+"""How much text there is, and how many bytes a token of each vocabulary stands for. A sample of large text is counted.
 
 Tested in tests/train/budget/test_corpus.py.
 """

@@ -10,9 +10,9 @@ from slm.model.config import ModelConfig
 Q4_K, Q6_K = 144 * 8 / 256, 210 * 8 / 256
 """Bits per weight of llama.cpp's block types."""
 MORE_BITS = 0.5
-"""Share of the layers whose value and down projections Q4_K_M stores as Q6_K."""
+"""Share of the layers in which Q4_K_M stores the value and down projections as Q6_K."""
 BYTES_PER_ID = 45
-"""Of a vocabulary in a GGUF file: the token's text, its score, its type and its merge."""
+"""Bytes of a vocabulary's token in a GGUF file: the token's text, its score, its type and its merge."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Costs:
     """Written for one reader, the machine doing nothing else; None where its speed is not known."""
     api_per_million_tokens: float
     api_is_x: float | None
-    """The API's price in units of one's own."""
+    """The API's price in a person's units."""
     tokens_until_paid: float | None
     """Tokens to write until the difference to the API's price has paid for the training."""
 

@@ -1,4 +1,4 @@
-"""Calibrates an output head of its own: rare words are drawn towards their frequency, and the whole head a little.
+"""Calibrates an untied output head: rare words are drawn towards their frequency, and the whole head a little.
 
 A head that read little text, or the same text often, is surer than it should be. It is wrong most about rare words.
 A word that the text never has is a wrong answer at every position, so each step pushes it down further: measured were
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _CHUNK = 256
-"""Positions whose logits are held at once."""
+"""Positions with logits in memory at once."""
 _NEWTON_STEPS = 3
 _RIDGE = 1e-2
 """Of the regression on the states, as a share of their mean square."""

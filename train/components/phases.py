@@ -62,7 +62,7 @@ class Phases(Component):
         step = self.run.state.step
         if bag > 1:
             line = (
-                f"bags of {bag} tokens for the first {until:.0%} of the run: the loss is that of the next bag's "
+                f"bags of {bag} tokens for the first {until:.0%} of the run: the loss counts the next bag's "
                 "tokens, and tokens/s counts bags"
             )
             self.run.log.event("superposed", step, line, bag=bag, share=until)

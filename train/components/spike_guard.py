@@ -9,7 +9,7 @@ from slm.data.errors import UserError
 from slm.train.components.component import Component
 
 WINDOW = 100
-"""Steps whose median loss a spike is measured against."""
+"""A spike is measured against the median loss of this many steps."""
 WARMUP = 20
 """Steps before a loss can be called a spike."""
 ROLLBACKS_IN_A_ROW = 10

@@ -187,7 +187,7 @@ def make_gradient_sync(
 
 
 class _Bucket:
-    """Parameters whose gradients are reduced together."""
+    """Parameters with gradients that are reduced together."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters

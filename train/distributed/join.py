@@ -21,7 +21,7 @@ PATIENCE = timedelta(minutes=60)
 def join(*, pin: bool = True) -> Ranks:
     """Meet the other processes that torchrun started; ``SINGLE_PROCESS`` where it started none.
 
-    With ``pin`` this process keeps to cores of its own: the local ranks divide the usable ones. Call it before
+    With ``pin`` this process keeps to some of the cores: the local ranks divide the usable ones. Call it before
     torch has started threads, since these inherit the cores.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ and "WORLD_SIZE" not in os.environ:

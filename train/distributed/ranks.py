@@ -1,6 +1,6 @@
 """Several processes that train one model, as the rest of training sees them: their number and their collectives.
 
-``Ranks`` is the single process, whose collectives do nothing. ``GlooRanks`` is several processes that
+``Ranks`` is the single process: its collectives do nothing. ``GlooRanks`` is several processes that
 talk over gloo; ``train/distributed/join.py`` makes it.
 
 Rank 0 alone reads and writes the run's directory. What the others need of it comes from rank 0, so that machines

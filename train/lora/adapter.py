@@ -127,5 +127,5 @@ def _add_term(
 
 def _merged(rows: Rows, a_RI: np.ndarray, b_OR: np.ndarray, some: slice) -> np.ndarray:
     """Some rows of a weight with an adapter; ``b_OR`` is scaled. By NumPy: the thread that writes a checkpoint is to
-    have no workers of its own."""
+    have no separate workers."""
     return rows(some) + b_OR[some] @ a_RI

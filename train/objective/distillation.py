@@ -39,7 +39,7 @@ class DistillObjective(Objective):
         self, config: DistillConfig, teacher: Teacher, *, sampled: int = 0, n_ids: int = 0, teacher_digest: str = ""
     ) -> None:
         """``sampled``: of how many words of the ``n_ids`` both models' logits are computed; 0: of all.
-        ``teacher_digest``: identifies the teacher's weights; empty where it needs no name of its own."""
+        ``teacher_digest``: identifies the teacher's weights; empty where it needs no name."""
         self.teacher_digest = teacher_digest
         self._config, self._teacher, self._sampled, self._n_ids = config, teacher, sampled, n_ids
 

@@ -50,7 +50,7 @@ class Objective:
         return Part(losses_BT[scored_BT].double().sum().item(), int(scored_BT.sum()))
 
     def text(self, batch: Batch) -> Tensor:
-        """The targets whose bits are counted, like ``batch.targets``: what a model should write."""
+        """The targets that count as bits, like ``batch.targets``: what a model should write."""
         return batch.targets
 
 

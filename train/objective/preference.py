@@ -2,7 +2,7 @@
 
 Both are functions of two numbers per pair, the log-probabilities of its answers. Their gradient in these is computed
 first; it says what each token's cross-entropy counts in the backward pass, negative for rejected answers. So one pass
-forward and one backward suffice, with the head's product done twice, and the kernels need nothing of their own.
+forward and one backward suffice, with the head's product done twice, and the kernels need nothing more.
 
 Shape suffixes: B sequences of a micro-batch, T positions, P pairs, 2 the chosen and the rejected answer.
 

@@ -3,12 +3,12 @@
 
 Those are every target of the micro-batch, and others drawn at random, frequent ones more often. A drawn word stands for
 as many as its chance says. So the sum over the vocabulary has its expected value, targets get their exact gradient but
-for the noise of that sum, and the head costs what so many words cost, however large the vocabulary is. Validation,
-checkpoints and files know nothing of it.
+for the noise of that sum, and the head costs what that number of tokens costs, however large the vocabulary is.
+Validation, checkpoints and files know nothing of it.
 
 The draw depends on the targets alone: a resumed run makes the same, and no state has to be kept.
 
-Shape suffixes: R positions, V words whose logits are computed.
+Shape suffixes: R positions, V tokens for which logits are computed.
 
 Tested in tests/train/objective/test_sampled_softmax.py.
 """
@@ -40,7 +40,7 @@ by frequency. Uniform sampling estimates the softmax's denominator worse and cos
 
 @dataclass(frozen=True)
 class Words:
-    """The words whose logits a micro-batch computes."""
+    """The tokens for which a micro-batch computes logits."""
 
     ids: Tensor
     """int64 [V]: the targets, then those that were drawn."""
@@ -73,7 +73,7 @@ def draw(targets: Tensor, vocab_size: int, count: int) -> Words | None:
     n_drawn = size - len(wanted)
     chances = _chances(wanted, vocab_size, n_drawn)
     chance = np.random.default_rng(zlib.crc32(targets.numpy().tobytes()))
-    # Of 24 bits: a longer fraction just below 1 would be rounded to 1 next to the comb's last whole number.
+    # With 24 bits: a longer fraction just below 1 would be rounded to 1 next to the comb's last whole number.
     drawn = _systematic(chances, n_drawn, float(chance.random(dtype=np.float32)))
     ids = torch.from_numpy(np.concatenate([wanted, drawn]))
     return Words(ids, len(wanted), torch.from_numpy((1 / chances[drawn]).astype(np.float32)))

@@ -1,7 +1,7 @@
 """A teacher's predictions as targets, and the correction that they make to the gradient of a cross-entropy.
 
 The gradient of a cross-entropy in the logits is softmax - one-hot. Where the target is a distribution q instead of one
-token, it is softmax - q. So soft targets cost no pass of their own: some of the one-hot is taken back, and q put in its
+token, it is softmax - q. So soft targets cost no further pass: some of the one-hot is taken back, and q put in its
 place.
 
 Shape suffixes: N positions, R of them at a time, V vocabulary, K tokens of a sparse target.
@@ -21,7 +21,7 @@ from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
 LOWEST = -1e4
 """Log-probabilities below it count as it."""
 SHOWN = 16
-"""Of this many scored positions one has its KL computed, where that is no part of the gradient."""
+"""One in this many scored positions has its KL computed, where that is no part of the gradient."""
 SMALLEST = 1e-38
 """Probabilities below it count as it, when they are shown."""
 
@@ -88,7 +88,7 @@ class DenseTargets:
 class ComputedTargets(DenseTargets):
     """Whole distributions of a model that computes the gradient of their cross-entropy itself.
 
-    That is ``share`` times (q - one-hot): taking it away is all of the correction, without a logarithm of any
+    It is ``share`` times (q - one-hot): taking it away is all of the correction, without a logarithm of any
     probability. The KL is computed at some positions only, and stands for all.
     """
 

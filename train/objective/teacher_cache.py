@@ -2,7 +2,7 @@
 
 What is kept of a prediction is ``soft_targets.Sampled``. A text is what sees nothing of others (a conversation, or a
 whole sequence of packed text), so that conversations are found again in later epochs, however they are packed. Each
-process that computes something writes a part of its own, so several runs may share a folder.
+process that computes something writes a separate part, so several runs may share a folder.
 
 A run that is resumed has the same targets to the bit: they are drawn with the text's own seed, from what the teacher
 says in the batch in which the text comes first. So it does not matter whether they had been written.

@@ -4,7 +4,7 @@ A parameter changes as soon as its gradient is whole, and the gradient is given 
 arXiv:2306.09782). The update is Adafactor's (Shazeer and Stern 2018, arXiv:1804.04235), as AdaLomo takes it
 (arXiv:2310.10195): a second moment for each row and each column in place of one for each weight, no momentum, a step
 in proportion to the parameter's own size, and a bound on each update where others clip all gradients together. The
-numbers are those of ``torch.optim.Adafactor``, which keeps all gradients until the end of the pass.
+numbers equal ``torch.optim.Adafactor``'s, which keeps all gradients until the end of the pass.
 
 Tested in tests/train/optim/test_adafactor.py.
 """

@@ -1,4 +1,4 @@
-"""AdamW in one pass over weights, gradients and moments, and clipping that needs no pass of its own.
+"""AdamW in one pass over weights, gradients and moments, and clipping that needs no further pass.
 
 Clipping, and the loss's mean over the scored tokens, multiply all gradients by a number. An update reads the gradients
 anyway: it multiplies them on its way. Where the training kernels run they compute both the update and the norm before

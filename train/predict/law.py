@@ -9,8 +9,8 @@ from the same bytes: V = (vocabulary / 2048)^g. Text that is read again counts l
 (arXiv 2305.16264): R repetitions of U bytes are worth R* (1 - exp(-R / R*)) times U, and a model that is larger than
 such text can fill counts as a smaller one.
 
-It holds for runs whose learning rate falls to zero by their end. Other text than the English books of the records has
-another level, by ``text_factor``.
+It holds for runs with a learning rate that falls to zero by their end. Other text than the English books of the records
+has another level, by ``text_factor``.
 """
 
 import math

@@ -9,7 +9,7 @@ from slm.data.config import DataConfig
 DIFFICULTY = 0.912
 """``ngram.difficulty`` of WikiText-103's raw test text."""
 BYTES_PER_WORD = 1_290_590 / 241_211
-"""Of that text: UTF-8 bytes over words between blanks."""
+"""UTF-8 bytes of that text over words between blanks."""
 
 
 def can_say(data: DataConfig) -> bool:

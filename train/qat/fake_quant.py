@@ -45,7 +45,7 @@ where rounding does not compensate for errors."""
 FACTOR, ORDER = ".factor", ".order"
 """There, too, by number, each for all matrices that share it: ``factor`` and ``order`` of a ``Compensation``."""
 ROUNDED_ONCE = ("q4_0", "iq4_nl", "q4_k")
-"""``train.qat`` whose weights may be rounded at the end of a run without training on rounded ones."""
+"""Types of ``train.qat`` with weights that may be rounded at the end of a run without training on rounded ones."""
 UNWEIGHTED = ("q8_0", "tq2_0")
 """Types whose rounding nothing is weighted in."""
 

@@ -40,7 +40,7 @@ class Quantized:
     """Each step quantizes one of this many parts; with a compensation, one step of this many the whole matrix."""
 
     def due(self, step: int) -> slice | None:
-        """The rows whose turn it is."""
+        """The rows that are next."""
         if self.compensation is not None:
             return slice(None) if (step + self.number) % self.turns == 0 else None
         turn, n_rows = step % self.turns, len(self.master)

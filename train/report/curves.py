@@ -13,7 +13,7 @@ POINTS = 1000
 """The most points of a curve, however long the run is."""
 
 FIELDS = ("step", "tokens", "elapsed_s", "loss", "lr", "grad_norm", "tokens_per_s", "data_wait", "rss_gb")
-"""The fields of a training record that are kept; their units are those of ``metrics.jsonl``."""
+"""The fields of a training record that are kept; with the units of ``metrics.jsonl``."""
 
 
 class Tail:
@@ -86,7 +86,7 @@ class Curves:
         self._n = 0
 
     def extend(self, training: list[dict[str, Any]]) -> None:
-        """Append records. One whose step is not new replaces the records of that step and of all later ones."""
+        """Append records. One with a step that is not new replaces the records from that step on."""
         rows = np.array([_row(record) for record in training]).reshape(-1, len(FIELDS))
         while len(rows):
             # The run may have gone back to an earlier checkpoint, before these records or between two of them.
@@ -110,7 +110,7 @@ class Curves:
         return self._rows[: self._n, FIELDS.index(name)]
 
     def n_nonfinite(self) -> int:
-        """The number of records whose loss or gradient norm is not finite."""
+        """The number of records with a loss or gradient norm that is not finite."""
         return int((np.isnan(self["loss"]) | np.isnan(self["grad_norm"])).sum())
 
     def points(self, limit: int = POINTS) -> "Points":

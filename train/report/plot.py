@@ -9,7 +9,7 @@ from slm.data.storage import atomic_write_bytes
 def plot_losses(records: list[dict[str, Any]], path: Path, title: str, unit: str = "nats per token") -> None:
     """Draw training loss, validation loss and validation bits per byte over tokens, as a PNG at ``path``.
 
-    ``records`` are those of ``metrics.jsonl``, their losses in ``unit``. Without a training record nothing is written.
+    ``records``: of ``metrics.jsonl``, their losses in ``unit``. Without a training record nothing is written.
     """
     import io
 

@@ -21,7 +21,7 @@ from slm.train.report.samples import SAMPLES, Samples
 from slm.train.run_lock import LOCK, is_locked
 
 RECENT = 20
-"""The number of last records whose means are shown as the figures of the moment."""
+"""The number of last records; their means are shown as the figures of the moment."""
 
 
 @dataclass(frozen=True)

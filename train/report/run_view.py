@@ -139,7 +139,7 @@ def clipped(text: str, console: Console, room: int) -> Text:
 
 
 def sparkline(history: list[float | None], width: int) -> str:
-    """A history as at most ``width`` bars, whose heights are logarithms. A bar is the mean of neighbouring values."""
+    """A history as at most ``width`` bars; their heights are logarithms. A bar is the mean of neighbouring values."""
     known = [value for value in history if value is not None and value > 0]
     if not known:
         return ""

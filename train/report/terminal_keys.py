@@ -51,7 +51,7 @@ def leave_key() -> Iterator[Callable[[float], bool]]:
 
 @contextlib.contextmanager
 def _keys_at_once() -> Iterator[int | None]:
-    """The handle of standard input, whose keys come one at a time and unseen, or nothing where it is no terminal."""
+    """Standard input's handle, with keys that come one at a time and unseen, or nothing where it is no terminal."""
     if not sys.stdin.isatty():
         yield None
         return

@@ -28,7 +28,7 @@ class Work:
     seconds: float | None = None
     """What it is expected to take, where that is known."""
     share: float = 0.0
-    """Of it done."""
+    """The share of it that is done, 0 to 1."""
     began: float = field(default_factory=perf_counter)
 
     def seconds_left(self) -> float | None:
@@ -100,7 +100,7 @@ class ProgressLine:
             print(work.text(), flush=True)
 
     def print(self, text: str) -> None:
-        """Print a line of its own above the live one. Control characters, as in a sample's text, are replaced."""
+        """Print another line above the live one. Control characters, as in a sample's text, are replaced."""
         text = plain(text)
         if self._live:
             self.console.print(text, markup=False, highlight=False)

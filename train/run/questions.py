@@ -1,4 +1,4 @@
-"""What a run asks its model: held-out questions of its own conversations, with expected and given answers, before the
+"""What a run asks its model: questions from its held-out conversations, with expected and given answers, before the
 first step, at validations and at the end."""
 
 import json
@@ -31,16 +31,16 @@ together."""
 LEAST_SECONDS = 3.0
 """For the score of a short run."""
 MOST_TOKENS, MORE_TOKENS = 256, 8
-"""Of a reply; and how many more than the expected answer has where it must be the same: a longer one is wrong."""
+"""Tokens of a reply; and how many more than the expected answer where it must be the same: a longer one is wrong."""
 SHOWN_QUESTIONS, SHOWN_TOKENS = 3, 32
-"""Questions whose expected and given answers are shown before the first step, at validations and at the end, and the
+"""Questions shown with expected and given answers before the first step, at validations and at the end, and the
 most tokens of such an answer where it is scored by its likelihood."""
 SCORED_QUESTIONS = 50
 """Most of those that are counted as right or wrong before the first step and at the end; fewer where they take long."""
 DRAWN_FROM = 500
 """Held-out questions from which those of a run are drawn."""
 FEW = 8
-"""Questions of a group whose time is looked at before the next."""
+"""Questions in a group; its time is looked at before the next."""
 
 
 class RunQuestions:

@@ -45,7 +45,7 @@ def find_resume_point(resume: str, root: Path, log: Callable[[str], None]) -> Re
 def newest_intact(
     root: Path, log: Callable[[str], None], counts: Callable[[int], bool] = lambda step: True
 ) -> ResumePoint:
-    """The newest intact checkpoint of a run, of those whose step ``counts``.
+    """The newest intact checkpoint of a run, of those with a step that ``counts``.
 
     ``log`` is called with a line about every newer, damaged one.
     """

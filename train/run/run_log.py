@@ -70,7 +70,7 @@ class RunLog:
                 self._note(record)
 
     def print(self, text: str) -> None:
-        """A line of its own in the terminal."""
+        """Print a line in the terminal."""
         self._progress.print(text)
 
     @contextmanager

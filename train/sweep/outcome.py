@@ -116,7 +116,7 @@ class Setting:
 
     @property
     def status(self) -> Status:
-        """That of the run that is least well off."""
+        """The status of the run that is least well off."""
         order: tuple[Status, ...] = ("failed", "diverged", "waiting", "stopped", "finished")
         return min((outcome.status for outcome in self.outcomes), key=order.index)
 

@@ -16,9 +16,9 @@ from slm.train.sweep.config import SweepOptions
 from slm.train.sweep.grid import Grid, Point
 
 VALIDATIONS = 8
-"""Validations of a run whose ``train.eval_every`` is not given."""
+"""Validations of a run without a given ``train.eval_every``."""
 SAME_TOKENS = 0.03
-"""Runs whose tokens differ by a larger share are not compared before their ends."""
+"""Runs are not compared before their ends if their tokens differ by a larger share."""
 OWN_WORDS = ("train.keep_last=1", "train.sample_prompts=[]")
 """Of every run of a sweep where nothing else is given: little on the disk, and no time for samples."""
 

@@ -33,7 +33,7 @@ def read_range(rates: Sequence[float], losses: Sequence[float], *, broke_off: bo
     if len(smooth) < 3:
         return RangeResult(None, None, rates[-1] if broke_off and rates else None, None)
     bottom = min(range(len(smooth)), key=smooth.__getitem__)
-    # The first losses are those of a few steps: their mean is not smooth yet.
+    # The first losses are means of a few steps: their mean is not smooth yet.
     begin = min(len(smooth) // 10 + 1, max(bottom - 1, 1))
     falls = {
         index: (smooth[index - 1] - smooth[index]) / math.log(rates[index] / rates[index - 1])

@@ -47,7 +47,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(RunConfig):
-    """The run whose steps are measured, and how."""
+    """The run with the steps that are measured, and how."""
 
     bench: BenchOptions = field(default_factory=BenchOptions)
 

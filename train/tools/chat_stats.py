@@ -40,7 +40,7 @@ class ChatStatistics:
     why: str = ""
     """Why it does not render the first of them."""
     without_reasoning: int = 0
-    """Answers whose reasoning it does not write."""
+    """Answers with reasoning that it does not write."""
     rewritten: int = 0
     """Answers that are not learned, since it writes them otherwise than where it asks for them."""
     turns: Counter[int] = field(default_factory=Counter)

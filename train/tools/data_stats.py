@@ -38,7 +38,7 @@ GPT2 = "gpt2"
 MOST_NEAR = 100_000
 """Documents of all sources together that are compared for near duplicates: 0.2 GB of memory."""
 LANGUAGES = 12
-"""Of a source this many are named."""
+"""This many of a source are named."""
 EXAMPLE_CHARS = 200
 """Characters shown of a document that a filter rejects."""
 
@@ -65,7 +65,7 @@ class StatsOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataStatsConfig(RunConfig):
-    """A run whose text is counted."""
+    """A run with text that is counted."""
 
     stats: StatsOptions = field(default_factory=StatsOptions)
 

@@ -18,7 +18,7 @@ class PlanOptions:
     api_price: float = 0.60
     """What an API takes for a million tokens that it writes, in the same currency; that of a small hosted model."""
     times: list[str] = field(default_factory=list)
-    """With a budget: more lengths of time, of whose best sizes the JSON line holds a list (``curve``)."""
+    """With a budget: more lengths of time; the JSON line lists the best size for each (``curve``)."""
     plot: str = "runs/plan.png"
     """With a budget: the picture of the sizes and their predicted losses; empty: none is drawn."""
     machine: str | None = None

@@ -30,7 +30,7 @@ from slm.train.config import RunConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(RunConfig):
-    """A run whose text is prepared."""
+    """A run with text that is prepared."""
 
     out: str = "corpus"
     """The folder that gets the corpus."""

@@ -19,7 +19,7 @@ from slm.train.tools.menu import cost_rows
 from slm.train.tools.plan_config import PlanConfig
 
 BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
-"""Of English books, by the size of the vocabulary."""
+"""Bytes per token of English books, by the size of the vocabulary."""
 
 
 def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:

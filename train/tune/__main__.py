@@ -40,7 +40,7 @@ def tuning(
 ) -> RunConfig:
     """The run's configuration: what ``argv`` says, and for the rest what the base and the conversations call for.
 
-    The parameters are those of ``several.Configure``.
+    The parameters: as ``several.Configure`` has them.
     """
     words = dict(word.partition("=")[::2] for word in argv)
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from slm.machine.waiting import wait_awake
+from slm.report import final_json
 from slm.train import autobatch
 from slm.train.config import RunConfig, TrainConfig
 from slm.train.distributed.launch import parse, start_processes
@@ -50,11 +51,14 @@ def run(
     from slm.train.distributed.rank_process import run_rank
 
     ranks = join()
+    from slm.train.run.result import result
     from slm.train.start import start
 
     code = run_rank(ranks, config.root, partial(start, config, ranks))
-    if code == 0 and rank == 0 and (line := end(config)):
-        print(line)
+    if rank == 0:
+        if code == 0 and (line := end(config)):
+            print(line)
+        final_json(result(config.root))
     return code
 
 

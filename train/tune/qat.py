@@ -29,7 +29,7 @@ from slm.train.tune.config import QatConfig
 DEFAULT_TYPE = "q4_0"
 FEWEST_STEPS = 20
 STEPS = 200
-"""Optimizer steps on a model from elsewhere, whose own number is not known."""
+"""Optimizer steps on a model from elsewhere: how many it had is not known."""
 KEPT = ("seq_len", "micro_batch", "grad_accum", "eval_blocks", "mask_documents", "gradient_checkpointing")
 """Options of the base's training that its continuation keeps."""
 SHOWN = ("train.qat", "train.max_steps", "optim.lr", "train.seq_len", "train.micro_batch", "train.grad_accum")
@@ -49,7 +49,7 @@ def continuing(
 ) -> RunConfig:
     """The run's configuration: what ``argv`` says, and for the rest what the base calls for.
 
-    The parameters are those of ``several.Configure``.
+    The parameters: as ``several.Configure`` has them.
     """
     # A micro-batch to be measured leaves the step as it is.
     names = {word.partition("=")[0] for word in argv if word != "train.micro_batch=auto"}

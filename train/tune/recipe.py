@@ -247,7 +247,7 @@ def with_replay(chat: DataConfig, run: Run, share: float) -> DataConfig:
 def together(train: TrainConfig, every: int, *, given: Callable[[str], bool]) -> dict[str, int]:
     """Validations at steps of checkpoints, so that the best one is kept.
 
-    They are ``every`` so many steps, or about that where a person has set one of the two.
+    They are ``every`` steps apart, or about that where a person has set one of the two.
     """
     if given("train.eval_every"):
         every = train.eval_every

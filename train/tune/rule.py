@@ -15,7 +15,7 @@ from slm.data.stream.conversations import LENGTH_MULTIPLE, n_blocks
 LEAST_STEP, MOST_STEP = 128, 1024
 """Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
 MUON_STEPS = 256, 4096
-"""The same for Muon, whose update costs more and gains less from small steps."""
+"""The same for Muon: its update costs more and gains less from small steps."""
 SHORT_STEP, SHORT_LR = 4, 4.0
 """Conversations of an AdamW step, and its learning rate in units of the usual one, where the time given is too short
 for ``LEAST_UPDATES`` of the least step. An update then costs as much as the tokens of two conversations, and what they
@@ -32,7 +32,7 @@ FEWEST_PASSES, MOST_PASSES = 3, 60
 WITH_TIME = 2.0
 """A budget may read them this many times as often, since somebody waits for the better model."""
 HELD_OUT_FROM = 200
-"""Of fewer different conversations none is held out: each may hold a fact that stands nowhere else."""
+"""With fewer different conversations none is held out: each may hold a fact that stands nowhere else."""
 HELD_OUT, LEAST_HELD_OUT = 0.02, 20
 """Share of the conversations that is held out, and the least number."""
 LONGEST = 2048
@@ -40,7 +40,7 @@ LONGEST = 2048
 SEVERAL_IN_CONTEXT = 1024
 """Conversations that do not see each other may share this many tokens, whatever the model's context."""
 UNKNOWN_TOKENS = 4_096_000
-"""Tokens that are read of conversations whose number is not known: the embedded ones, and those of the Hub."""
+"""Tokens that are read of conversations of an unknown number: the embedded ones, and those of the Hub."""
 WARM_UP = 20
 """Updates at most; a tenth of a shorter run."""
 VALIDATIONS, FEW_VALIDATIONS = 10, 4
@@ -92,7 +92,7 @@ class Findings:
     adapter: bool = False
     """Whether an adapter is trained in place of the weights."""
     held_out: bool | None = None
-    """Whether conversations are held out: files of their own, or a share that a person has set."""
+    """Whether conversations are held out: separate files, or a share that a person has set."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""``slm exam``: a model answers questions whose answers are known, and its replies are counted."""
+"""``slm exam``: a model answers questions with known answers, and its replies are counted."""

@@ -53,7 +53,7 @@ Ids = list[int]
 
 
 class Answers:
-    """What both engines share. ``name`` and ``engine`` are those of a table's row."""
+    """What both engines share. ``name`` and ``engine`` stand in a table's row."""
 
     name: str
     engine: str

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
         stories.show(name.name, rows)
         if (own_questions := name.root / runs.QUESTIONS).is_file():
             asks = cli.spelled("exam", run=_typed(config.run), data=_typed(own_questions))
-            print(f"this run has held-out questions of its own conversations: `{asks}`", flush=True)
+            print(f"this run has questions from its held-out conversations: `{asks}`", flush=True)
     report.final_json(rows)
     return 0
 

@@ -19,7 +19,7 @@ class ExamConfig:
     run: Path = Path("runs/latest")
     """A run, one of its checkpoints, a Hugging Face model directory, or a GGUF file."""
     data: list[str] = field(default_factory=list)
-    """Conversations whose last answers are expected: paths, globs, folders, or a data set on the Hub. Empty: the
+    """Conversations that end with the expected answer: paths, globs, folders, or a data set on the Hub. Empty: the
     embedded questions about stories."""
     score: ScoreName = "auto"
     """How replies to ``data`` are judged; ``auto`` chooses by the expected answers (``questions.choose_scores``)."""
@@ -43,6 +43,6 @@ class ExamConfig:
             raise UserError("questions and max_tokens must be at least 1, and show not negative")
         if self.score != "auto" and not self.data:
             raise UserError(
-                f"score={self.score} is for questions of your own: add data=my.jsonl (the embedded questions about "
+                f"score={self.score} is for your questions: add data=my.jsonl (the embedded questions about "
                 "stories have their own rule)"
             )

@@ -74,7 +74,7 @@ class Outcome:
 
     @property
     def judged(self) -> int:
-        """Questions whose replies are right or wrong."""
+        """Questions with replies that are right or wrong."""
         return sum(each is not None for each in self.grades)
 
     @property

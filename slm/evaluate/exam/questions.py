@@ -72,7 +72,7 @@ class Found:
     repeated: int = 0
     """Questions that were left out because they came before with the same answer."""
     unanswered: int = 0
-    """Conversations whose last answers are not to be learned (``weight: 0``), or have nothing before them."""
+    """Conversations with a last answer that is not to be learned (``weight: 0``), or have nothing before them."""
     complete: bool = True
     """Whether everything was read."""
 
@@ -93,7 +93,7 @@ class Found:
 def of_conversation(conversation: dict[str, Any]) -> list[Question]:
     """A question for each answer after the last message of the user, each with all that stands before it.
 
-    That is one question where a conversation ends in an answer, and two where it ends in a tool call, its result and
+    It is one question where a conversation ends in an answer, and two where it ends in a tool call, its result and
     an answer.
     """
     messages, tools = conversation["messages"], conversation.get("tools")

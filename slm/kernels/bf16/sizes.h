@@ -16,7 +16,7 @@ constexpr long MR = 8;   // rows of a tile; more would share too few sets of the
 #endif
 constexpr long NR = 32;  // columns of a tile, and the width of a packed panel; models' widths are multiples of it
 
-constexpr long LOSS_ROWS = 192;          // positions whose logits are in the cache at once
+constexpr long LOSS_ROWS = 192;          // positions with logits in the cache at once
 constexpr long GRADIENT_ROWS = 1024;     // positions that a weight gradient's product packs at once
 
 constexpr long SCORES_APART = NR;        // scores between two rows of them

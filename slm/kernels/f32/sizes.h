@@ -14,7 +14,7 @@ constexpr long REGISTERS = 16;
 constexpr long NR = 2 * W;      // columns of a tile, and the width of a packed panel
 constexpr long MR = REGISTERS == 32 ? 12 : 6;  // rows of a tile: 2 MR sums, two columns and a value of A fill the registers
 
-constexpr long LOSS_ROWS = 12 * MR;   // positions whose logits are in the caches at once
+constexpr long LOSS_ROWS = 12 * MR;   // positions with logits in the caches at once
 constexpr long GRADIENT_ROWS = 512;   // positions that a weight gradient's product packs at once
 constexpr long SCORES_APART = 16;     // scores between two rows of them: a cache line
 

@@ -115,7 +115,7 @@ def _pieces(matrices: Iterable[Matrix]) -> Iterator[tuple[Matrix, int, int]]:
 
 
 def _check(name: str, array: np.ndarray, dtype: type, shape: tuple[int, ...]) -> None:
-    """ValueError for an array whose memory native code would read or write otherwise than it lies."""
+    """ValueError for an array if native code would read or write otherwise than it lies."""
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         contiguous = "" if array.flags.c_contiguous else ", not contiguous"
         raise ValueError(

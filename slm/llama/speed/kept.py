@@ -54,7 +54,7 @@ class Shape:
     def of(cls, config: ModelConfig) -> Shape:
         """A model's shape, its widths rounded up to what every type holds, cut to a size that is quickly measured.
 
-        Of short convolutions attention takes the place, which reads about as many weights.
+        Attention stands for short convolutions: it reads about as many weights.
         """
         up = lambda width: -(-width // _BLOCK) * _BLOCK  # noqa: E731 - a line
         n_heads = config.n_heads

@@ -34,7 +34,7 @@ _FEWEST, _PROBED = 4, 8
 
 
 def write_model(path: Path, shape: Shape, kind: str, n_ctx: int = 576) -> Path:
-    """A model without a vocabulary whose matrices all have the type; norms and biases are those of its architecture."""
+    """A model without a vocabulary, with all matrices in the type; norms and biases as its architecture has them."""
     model = ModelConfig(seq_len=n_ctx, **asdict(shape))
     writer = gguf.GGUFWriter(path, shape.arch)
     add_shape(writer, model)

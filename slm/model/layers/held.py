@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from slm.model.snapshot import Computed
 
 ROWS = 512
-"""That are made at a time: with their values they fit the caches. A multiple of every kernel's width."""
+"""Rows that are made at a time: with their values they fit the caches. A multiple of every kernel's width."""
 
 
 _scratch = np.empty(0, np.float32)

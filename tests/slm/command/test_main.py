@@ -157,3 +157,38 @@ def test_the_module_of_every_command_runs_when_it_is_run(name):
     assert isinstance(last, ast.If)
     assert ast.unparse(last.test) == "__name__ == '__main__'"
     assert "main" in ast.unparse(last.body)
+
+
+WITHOUT_LLAMA_CPP = """
+import sys
+from importlib import import_module
+
+sys.modules["llama_cpp"] = None
+from slm.command.main import WITHOUT_LLAMA, main
+from slm.command.table import COMMANDS
+
+for name in WITHOUT_LLAMA:
+    import_module(COMMANDS[name].module + (".__main__" if name == "studio" else ""))
+for line in sys.argv[1:]:
+    try:
+        main(line.split())
+    except SystemExit as end:
+        assert end.code == 0, (line, end.code)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_person_types_first_does_not_wait_for_llama_cpp(tmp_path):
+    """It is still being compiled then (training: tests/train/test_main.py)."""
+    (tmp_path / "a.txt").write_text("The cat sat on the mat and saw a dog. " * 200)
+    text = "tiny a.txt tokenizer.vocab_size=300"
+    lines = ["--help", "train --help", "plan 10m tokens_per_s=800", f"data-stats {text}", f"prepare {text} out=b"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LLAMA_CPP, *lines],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b" / "report.md").is_file()

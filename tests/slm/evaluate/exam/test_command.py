@@ -71,7 +71,7 @@ def test_a_run_that_was_trained_on_the_questions_says_so(run, chats, capsys, mon
         assert "chat was trained on these conversations" in printed
         assert "questions.jsonl" in printed
         main([f"run={run}", "questions=1", "max_tokens=1", "threads=1", "files=[]"])
-        assert "this run has held-out questions of its own conversations: `slm exam" in capsys.readouterr().out
+        assert "this run has questions from its held-out conversations: `slm exam" in capsys.readouterr().out
     finally:
         config.write_text(before)
         (run / "questions.jsonl").unlink()
@@ -80,7 +80,7 @@ def test_a_run_that_was_trained_on_the_questions_says_so(run, chats, capsys, mon
 def test_wrong_options_are_one_line(run, chats):
     with pytest.raises(UserError, match="must be at least 1"):
         ExamConfig(questions=0)
-    with pytest.raises(UserError, match="score=json is for questions of your own: add data="):
+    with pytest.raises(UserError, match="score=json is for your questions: add data="):
         ExamConfig(score="json")
     with pytest.raises(UserError, match="score=json compares JSON objects"):
         main([f"run={run}", f"data={chats}", "score=json"])
