@@ -50,8 +50,8 @@ def not_text(beginning: bytes) -> str:
     for mark, name in _MARKS:
         if beginning.startswith(mark):
             return name
-    if found := _SEVEN_BITS.search(beginning):
-        return "ISO-2022-KR" if b"$)C" in found[0] else "ISO-2022-JP"
+    if escape := _SEVEN_BITS.search(beginning):
+        return "ISO-2022-KR" if b"$)C" in escape[0] else "ISO-2022-JP"
     runs = _CONTROLS.findall(beginning)
     kinds = set(b"".join(runs))
     if len(runs) <= _ODD * len(beginning) and len(kinds) <= _MANY:

@@ -107,9 +107,9 @@ class TextFile:
         url = url_of(text)  # which a text that is made of this one does not have
         if "\0" in text:
             if wide := _WIDE_INSIDE.search(text):
-                place = {"offset": raw.start + raw.content.index(0)} if isinstance(raw, plain_text.Piece) else {}
+                offset = raw.start + raw.content.index(0) if isinstance(raw, plain_text.Piece) else None
                 detail = f"{text.count(chr(0)):,} NUL characters, {excerpt(wide[0].replace(chr(0), ''))!r} among them"
-                self.leave_out(BadRecordError("UTF-16 within other text", detail=detail, **place), end)
+                self.leave_out(BadRecordError("UTF-16 within other text", detail=detail, offset=offset), end)
                 return ""
             self._replaced("a NUL character", text.count("\0"), raw, end)
             text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
