@@ -93,7 +93,8 @@ def test_every_module_is_imported_and_a_model_trained_exported_and_served(elsewh
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert int(lines[0]) > 150
-    exported, examined = (json.loads(line) for line in lines if line.startswith("{"))
+    trained, exported, examined = (json.loads(line) for line in lines if line.startswith("{"))
+    assert trained["status"] == "finished"
     assert exported["published"]
     assert examined["cpus"] == os.cpu_count()
     with running_server(tmp_path / "server.log", tmp_path / "small", env=elsewhere) as server:
