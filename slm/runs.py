@@ -148,15 +148,18 @@ def best_checkpoint(root: Path) -> Path | None:
 def _validation_losses(root: Path) -> dict[Path, float]:
     """The validation losses of the checkpoints that were validated at their own step, oldest first.
 
-    Where the newest one is quantized (``train.qat``) the others are left out: they hold another model, with a lower
-    loss.
+    Where the newest one is quantized (``train.qat``) or has gone back towards its base (``components.interpolation``)
+    the others are left out: they hold another model, with a lower loss.
     """
     losses: dict[Path, float] = {}
     kinds: dict[Path, Any] = {}
     for path in list_checkpoints(root):
         try:
             state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-            kinds[path] = (state.get("qat") or {}).get("file_type")
+            kinds[path] = [
+                (state.get(part) or {}).get(fact, plain)
+                for part, fact, plain in (("qat", "file_type", None), ("interpolation", "share", 1))
+            ]
             validation = state["validation"]
             if validation["step"] == checkpoint_step(path) and validation["val_loss"] is not None:
                 losses[path] = float(validation["val_loss"])

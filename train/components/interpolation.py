@@ -26,6 +26,8 @@ SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of the way from the base to the tuned weights that may be kept."""
 LEARNED = 0.97
 """Share of the fall of the validation loss that must remain."""
+MOST_RISE = 0.05
+"""Nats per token by which it may rise at most, however far it fell."""
 EVALUATIONS = 3.5
 """Validations that the search takes at most; the half is for moving the weights."""
 
@@ -103,8 +105,10 @@ class Interpolation(Component):
         return self._seconds * EVALUATIONS if self._due() else 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"before": self._before, "done_at": self._done_at}
-        return {name: value for name, value in own.items() if value is not None}
+        own: dict[str, Any] = {} if self._before is None else {"before": self._before}
+        if self._done_at == self.run.state.step:
+            own |= {"done_at": self._done_at, "share": self._share}
+        return own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._before, self._done_at, self._share = state.get("before"), state.get("done_at"), 1.0
@@ -122,7 +126,7 @@ class Interpolation(Component):
         if (tuned := self._loss()) is None:
             return None
         best = min(tuned, self.run.state.best_loss)
-        most = best + (1 - LEARNED) * max(0.0, self._before - best)
+        most = best + min(MOST_RISE, (1 - LEARNED) * max(0.0, self._before - best))
         shares, losses = [*SHARES, 1.0], {1.0: tuned}
         low, high = 0, len(SHARES)
         while low < high:  # the loss falls along the way

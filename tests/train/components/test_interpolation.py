@@ -8,13 +8,13 @@ from safetensors.torch import load_file
 
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
-from slm.runs import list_checkpoints
-from slm.train.components.interpolation import LEARNED, SHARES
+from slm.runs import best_checkpoint, list_checkpoints
+from slm.train.components.interpolation import LEARNED, MOST_RISE, SHARES
 from slm.train.components.make import make_components
 from slm.train.config import RunConfig
 from tests.helpers.small_run import SmallRun, records, write_corpus
 
-STEPS = ("train.max_steps=6", "train.eval_every=6", "optim.lr=2e-3")
+STEPS = ("train.max_steps=6", "train.eval_every=3", "train.checkpoint_every=3", "optim.lr=2e-3")
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,15 @@ def test_the_least_share_that_keeps_what_was_learned_is_kept(base, tmp_path):
         torch.testing.assert_close(found[name], torch.lerp(weight, trained[name], event["share"]), rtol=0, atol=1e-5)
     after = [each["val_loss"] for each in records(mixed.root) if "val_loss" in each][-1]
     assert after == pytest.approx(event["after"], abs=1e-6)
-    (before,) = [each["val_loss"] for each in records(whole.root) if "val_loss" in each]
+    _, before = (each["val_loss"] for each in records(whole.root) if "val_loss" in each)
     assert before == pytest.approx(event["before"], abs=1e-6)
     state = json.loads((list_checkpoints(mixed.root)[-1] / "trainer_state.json").read_text())
     untuned = state["interpolation"]["before"]
     assert untuned > before
+    assert after - before <= MOST_RISE + 1e-6
     assert (untuned - after) / (untuned - before) >= LEARNED - 1e-3
     assert "the weights keep" in mixed.out
+    assert best_checkpoint(mixed.root) == list_checkpoints(mixed.root)[-1]  # those before it hold another model
 
 
 def test_a_run_that_is_over_is_not_moved_twice(base, tmp_path):
