@@ -116,7 +116,10 @@ def tuning(
         config = replace(config, data=recipe.with_answers(config.data, answers, replay))
     elif replay:
         config = replace(config, data=recipe.with_replay(config.data, run, replay))
-    if recipe.forgets(run, own.tune, pairs=pairs):
+    held_out = (
+        config.data.val_fraction or config.data.val_files
+    )  # does not say what training conversations are forgotten
+    if recipe.forgets(run, own.tune, pairs=pairs) and (own.tune.kept is not None or not held_out):
         config = replace(config, components={**config.components, "interpolation": {"kept": own.tune.kept}})
     if found:
         log(found if isinstance(found, str) else found.line)

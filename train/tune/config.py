@@ -28,7 +28,8 @@ class TuneOptions:
 
     kept: float | None = None
     """Share of the weights' change from a downloaded base that is kept at the end, so that less of what it knew
-    is lost; 1: all. None: the least that keeps nearly all that was learned (``components/interpolation.py``)."""
+    is lost; 1: all. None: the least that keeps nearly all that was learned (``components/interpolation.py``), where no
+    conversation is held out, else all: held-out ones do not tell what those in training would lose."""
 
     def __post_init__(self) -> None:
         if self.kept is not None and not 0 < self.kept <= 1:

@@ -255,7 +255,7 @@ def only_local(monkeypatch, tmp_path) -> list[bool]:
 
 def test_a_task_of_the_hub_without_a_network(run, only_local):
     """One line that names the data set, and no list of all tasks was read for it."""
-    message = r"the data of hellaswag cannot be read .*, Rowan/hellaswag must be in the Hub's cache .* of your own"
+    message = r"the data of hellaswag cannot be read .*, Rowan/hellaswag must be in the Hub's cache .* read your files"
     with pytest.raises(UserError, match=message) as caught:
         main([f"run={run}", "eval.files=[]", "tasks=hellaswag"])
     assert "\n" not in str(caught.value)

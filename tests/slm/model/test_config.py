@@ -167,7 +167,7 @@ def test_shapes_that_llama_cpp_does_not_run_are_refused():
     ModelConfig(**{**SMALL, "arch": "qwen2"}).check_runs_in_llama_cpp()
     with pytest.raises(UserError, match=r"query_pre_attn_scalar=8 cannot be exported.*head_dim=16"):
         ModelConfig(**{**SMALL, "arch": "gemma3", "query_scalar": 8.0}).check_runs_in_llama_cpp()
-    with pytest.raises(UserError, match=r"n_heads\*head_dim=32 is not its d_model=64"):
+    with pytest.raises(UserError, match=r"n_heads\*head_dim=32, which is not its d_model=64"):
         ModelConfig(**{**SMALL, "arch": "qwen2", "head_dim": 8}).check_runs_in_llama_cpp()
     for changes in (dict(arch="olmo2"), dict(arch="granite", head_dim=8), dict(arch="smollm3", n_layers=4)):
         good = dict(olmo2=dict(tie_embeddings=False), granite=dict(head_dim=16), smollm3={})[changes["arch"]]
