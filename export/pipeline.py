@@ -135,8 +135,8 @@ def export(
             log=log,
         )
         room = sum(size_bound(source.n_params, kind) for kind in dict.fromkeys([*types, making.base]))
-        parts = making.quantized and 4 * source.n_params > MOST_BYTES  # of the f32 file: one is written at a time
-        check_room(staging.out, room + (MOST_BYTES if parts else 0))
+        in_parts = making.quantized and len(layer_groups(source.model.config)) > 1  # one is written at a time
+        check_room(staging.out, room + (MOST_BYTES if in_parts else 0))
         _write_unquantized(making)
         proof = _prove_unquantized(making)
         _add_adapter(making, proof)

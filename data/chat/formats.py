@@ -320,10 +320,10 @@ def _question(fields: Fields, reading: Reading) -> str:
     asked = [as_text(about)]
     for name in CONTEXT:
         if fields.has(name):
-            said = fields.get(name)
-            reading.changed[SPELT_NULLS] += spells_null(said)
-            asked.append("" if spells_null(said) else joined(said))
-    reading.changed = +reading.changed
+            if spells_null(said := fields.get(name)):
+                reading.changed[SPELT_NULLS] += 1
+            else:
+                asked.append(joined(said))
     return "\n\n".join(filter(None, asked))
 
 

@@ -82,14 +82,15 @@ class Interpolation(Component):
         try:
             with run.log.doing("weights between the base's and the tuned ones"):
                 found = self._search()
+                self._move(found[0] if found else 1.0)
         except UserError as error:
-            run.log.print(f"the tuned weights stay as they are, not moved towards the base's: {error}")
-            return False
+            run.log.print(
+                f"the weights keep {self._share:g} of their change from the base, which cannot be read: {error}"
+            )
+            return self._share != 1
         if found is None:  # a signal
-            self._move(1.0)
             return False
         share, tuned, loss = found
-        self._move(share)
         self._done_at = state.step
         if share == 1:
             return False

@@ -1,6 +1,8 @@
 """At the end of a tuning the weights go back towards the base as far as what was learned remains."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +11,10 @@ from safetensors.torch import load_file
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.runs import best_checkpoint, list_checkpoints
-from slm.train.components.interpolation import LEARNED, MOST_RISE, SHARES
+from slm.train.components.interpolation import LEARNED, MOST_RISE, SHARES, Options
 from slm.train.components.make import make_components
 from slm.train.config import RunConfig
+from tests.helpers import tiny_checkpoint as tiny
 from tests.helpers.small_run import SmallRun, records, write_corpus
 
 STEPS = ("train.max_steps=6", "train.eval_every=3", "train.checkpoint_every=3", "optim.lr=2e-3")
@@ -68,6 +71,18 @@ def test_a_run_that_is_over_is_not_moved_twice(base, tmp_path):
     )
     again.wait()
     assert all(torch.equal(own[name], weight) for name, weight in weights(again).items())
+
+
+def test_a_base_that_is_gone_costs_no_run(tmp_path):
+    said = []
+    log = SimpleNamespace(doing=lambda what: nullcontext(), print=said.append)
+    config, model = SimpleNamespace(init_from=str(tmp_path / "gone")), SimpleNamespace(config=tiny.config())
+    mine = Options(kept=0.5).make()
+    mine.attach(SimpleNamespace(log=log, config=config, model=model, state=SimpleNamespace(step=3)))
+    assert not mine.at_end()
+    (line,) = said
+    assert line.startswith("the weights keep 1 of their change from the base, which cannot be read: ")
+    assert mine.state_dict() == {}
 
 
 @pytest.mark.parametrize(
