@@ -32,7 +32,7 @@ def test_a_chat_streams_and_shows_its_figures(page, server):
         "window.sizes = new Set(); new MutationObserver(() => sizes.add(document.querySelector('#output')"
         ".textContent.length)).observe(document.querySelector('#output'), {childList: true, subtree: true})"
     )
-    ask(page, "hello", max_tokens=240)
+    ask(page, "hello", max_tokens=900)
     assert page.text(".user .text") == "hello"
     finished(page)
     assert page.run("sizes.size") > 5, "the reply came in one piece"

@@ -157,7 +157,7 @@ def test_a_named_stream_goes_on_without_its_reader(slow_server):
     # One that runs does not disturb the server's end.
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG, headers=named, timeout=20) as answer:
         next(answer.iter_raw())
-    server.process.terminate()
+    server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(10) == 0
     assert "Traceback" not in server.log.read_text()
 
