@@ -1,4 +1,4 @@
-"""Message trees whose messages are their own rows, as in OpenAssistant's tables: ``message_id`` and ``parent_id``.
+"""Message trees with a row for each message, as in OpenAssistant's tables: ``message_id`` and ``parent_id``.
 
 Tested in tests/data/sources/conversations/test_chat_files.py.
 """

@@ -23,7 +23,7 @@ def on_front(rows: Sequence[dict[str, Any]], axis: str) -> list[bool]:
 
 
 def fronts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The axes on whose front each row lies, as a person reads them: ``size, decode``."""
+    """For each row the axes that it is best on, as a person reads them: ``size, decode``."""
     axes = [axis for axis, key in AXES.items() if all(row[key] is not None for row in rows)]
     flags = {axis: on_front(rows, axis) for axis in axes}
     return [", ".join(axis for axis in axes if flags[axis][i]) for i in range(len(rows))]

@@ -11,7 +11,7 @@ from slm.machine.busy import mark
 from slm.report import table
 
 _TITLES = {
-    "plain": "Closed loop: so many clients at once, streamed completions",
+    "plain": "Closed loop: this many clients at once, streamed completions",
     "open": "Open loop: random arrivals, as a part of the limit",
     "prefix": "A shared prefix (closed loop)",
     "repeat": "Greedy replies that repeat themselves (closed loop)",

@@ -3,7 +3,7 @@
 A template that knows tools writes a call as a fixed frame around the function's name and its arguments in JSON, for
 example ``<tool_call> {"name": "NAME", "arguments": {...}} </tool_call>``. The frame is what stands around the name and
 the arguments of a call that is rendered as a trial. Where there is no such frame (the template does not know tools, or
-writes control tokens into it), calls have a form of our own, and tools are described in the system message.
+writes control tokens into it), calls have slm's form, and tools are described in the system message.
 """
 
 from __future__ import annotations

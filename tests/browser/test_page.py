@@ -447,7 +447,7 @@ def test_hints_fit_the_device_and_the_colours(page, server):
     assert not page.run(f"({shown})('{keys}')")
     assert not page.run(f"({shown})('.keys')")
     assert page.run(f"({shown})('{tap}')")
-    # The legend's classes are those of the tokens, each more opaque than the one before.
+    # The legend has the tokens' classes, each more opaque than the one before.
     for scheme in ("light", "dark"):
         page.scheme(scheme)
         alphas = page.run(
@@ -521,7 +521,7 @@ AT_ONCE = """(() => {
   window.fetch = (path, options) => {
     if (!path.endsWith("/chat/completions")) return real(path, options);
     const pull = async (stream) => {
-      const door = new MessageChannel(); // a task of its own, as what comes from a network
+      const door = new MessageChannel(); // a separate task, as what comes from a network
       await new Promise((go) => { door.port1.onmessage = go; door.port2.postMessage(0); });
       if (parts.length) stream.enqueue(new TextEncoder().encode(parts.shift()));
       else stream.close();

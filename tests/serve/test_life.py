@@ -74,11 +74,11 @@ def test_engine_killed_and_back(lasting_server):
 
 
 def test_a_chat_and_a_response_that_break_off(lasting_server):
-    """An error is an event of its own kind, and nothing says that all went well."""
+    """An error is a separate kind of event, and nothing says that all went well."""
     server = lasting_server
     for path, body in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "stream": True}),
-        # No field of its own keeps a response from ending early: the schema does.
+        # No field keeps a response from ending early: the schema does.
         ("/v1/responses", {"input": "x", "stream": True, "text": {"format": LONG_FORM}}),
     ):
         server.wait(lambda: httpx.get(server.url + "/health").status_code == 200)

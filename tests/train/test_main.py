@@ -51,7 +51,7 @@ def test_training_begins_before_llama_cpp_is_there(corpus, tmp_path):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """That run in this test's own folder."""
+    """The finished run, copied to this test's folder."""
     shutil.copytree(finished[0].parent, tmp_path / "runs", symlinks=True)
     return tmp_path / "runs" / "whole"
 

@@ -135,8 +135,8 @@ class Machine:
     def decode_tokens_per_s(self, file_bytes: float, n_layers: int) -> float:
         """About what llama.cpp writes for one reader: the file once through memory for each token, and its overhead.
 
-        The overhead, a tenth of a millisecond and 30 microseconds a layer, is that of small models in
-        docs/results/serving-speed.md.
+        The overhead, a tenth of a millisecond and 30 microseconds a layer, was measured with small models
+        (docs/results/serving-speed.md).
         """
         return 1 / (file_bytes / (self.memory_gb_per_s * 1e9) + 1e-4 + 3e-5 * n_layers)
 

@@ -603,7 +603,7 @@ class ChatRequest(_GenerationRequest):
         }
 
     def template_options(self) -> dict[str, tuple[str, Any]]:
-        """Variables for the chat template that fields of their own give: each with the field that it comes from."""
+        """Variables for the chat template that have their own field in the request, each with the field's name."""
         out: dict[str, tuple[str, Any]] = {}
 
         def thinks(where: str, value: bool) -> None:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import threading
+import time
 
 import pytest
 
@@ -31,3 +33,18 @@ def test_the_answer_comes_from_another_process():
 def test_a_process_that_is_killed_is_an_error_and_no_wait_without_end():
     with pytest.raises(DiedError, match="die was killed or crashed"):
         in_fresh_process(die)
+
+
+@pytest.mark.timeout(60)
+def test_an_interrupted_caller_does_not_wait_for_its_end():
+    """Ctrl-C in a terminal reaches both; one in native code hears nothing of it."""
+    began = time.monotonic()
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        in_fresh_process(deaf)
+    assert time.monotonic() - began < 20
+
+
+def deaf() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    time.sleep(50)
