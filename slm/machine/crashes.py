@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from time import monotonic
 from typing import TypeVar
 
 import slm
@@ -18,21 +19,31 @@ import slm
 Result = TypeVar("Result")
 
 
+_WAITING_S = 15.0
+
+
 class DiedError(Exception):
     """The process ended without an answer: killed, for want of memory say, or crashed."""
 
 
-def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
+def in_fresh_process(
+    function: Callable[..., Result], *arguments: object, waiting: Callable[[int, float], None] | None = None
+) -> Result:
     """``function(*arguments)``, computed there; its exceptions are raised here. DiedError where there is no answer.
 
     The process is killed if the caller is interrupted: it may be in native code for long, or still importing.
+    ``waiting``: called every ``_WAITING_S`` seconds without an answer, with the process's id and the seconds so far.
     """
     context = get_context("spawn")
     reads, writes = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(writes, function, arguments))
     process.start()
     writes.close()
+    began = monotonic()
     try:
+        while waiting and not reads.poll(_WAITING_S):
+            assert process.pid is not None
+            waiting(process.pid, monotonic() - began)
         returned, value = reads.recv()
     except EOFError:
         raise DiedError(f"the process of {function.__name__} was killed or crashed") from None

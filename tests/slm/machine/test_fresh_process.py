@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from slm.machine import crashes
 from slm.machine.crashes import DiedError, in_fresh_process
 
 
@@ -48,3 +49,18 @@ def test_an_interrupted_caller_does_not_wait_for_its_end():
 def deaf() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     time.sleep(50)
+
+
+@pytest.mark.timeout(60)
+def test_a_long_wait_is_reported_with_the_process_that_computes(monkeypatch):
+    monkeypatch.setattr(crashes, "_WAITING_S", 0.2)
+    seen: list[tuple[int, float]] = []
+    pid, _ = in_fresh_process(slow_pid, waiting=lambda process, seconds: seen.append((process, seconds)))
+    assert {process for process, _ in seen} == {pid}
+    assert [seconds for _, seconds in seen] == sorted(seconds for _, seconds in seen)
+    assert len(seen) >= 2
+
+
+def slow_pid() -> tuple[int, int]:
+    time.sleep(1)
+    return os.getpid(), 0
