@@ -32,7 +32,8 @@ def in_fresh_process(
     """``function(*arguments)``, computed there; its exceptions are raised here. DiedError where there is no answer.
 
     The process is killed if the caller is interrupted: it may be in native code for long, or still importing.
-    ``waiting``: called every ``_WAITING_S`` seconds without an answer, with the process's id and the seconds so far.
+    ``waiting``: called at the start, and every ``_WAITING_S`` seconds without an answer, with the process's id and the
+    seconds so far.
     """
     context = get_context("spawn")
     reads, writes = context.Pipe(duplex=False)
@@ -41,9 +42,11 @@ def in_fresh_process(
     writes.close()
     began = monotonic()
     try:
-        while waiting and not reads.poll(_WAITING_S):
+        while waiting:
             assert process.pid is not None
             waiting(process.pid, monotonic() - began)
+            if reads.poll(_WAITING_S):
+                break
         returned, value = reads.recv()
     except EOFError:
         raise DiedError(f"the process of {function.__name__} was killed or crashed") from None

@@ -227,8 +227,10 @@ def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) ->
 
     def waiting(process: int, elapsed: float) -> None:
         nonlocal others
-        share = others.share() if others else None
-        others = others or busy.Others(own=[process])
+        if others is None:
+            others = busy.Others(own=[process])
+            return
+        share = others.share()
         taken = "" if share is None or share < busy.BUSY else f": other programs use {share:.0%} of the cores"
         print(f"  still measuring after {elapsed:.0f} s{taken}", flush=True)
 
