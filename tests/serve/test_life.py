@@ -201,6 +201,7 @@ def test_two_signals_to_an_idle_server(tmp_path, tiny_path, start_server, number
     assert "Traceback" not in log
     assert "Error" not in log
     assert "interrupted" not in log
+    assert log.splitlines().count("stopping") == 1
 
 
 @pytest.mark.parametrize("pause_s", [0.02, 0.1, 0.3])
@@ -228,7 +229,7 @@ def test_two_signals_while_a_model_loads(tmp_path, slow_path, pause_s):
         process.kill()
     text = log.read_text()
     assert "Traceback" not in text
-    assert text.splitlines()[-1] == "interrupted"
+    assert text.splitlines()[-2:] == ["stopping", "interrupted"]
     assert text.count("interrupted") == 1
 
 
