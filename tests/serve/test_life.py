@@ -267,7 +267,7 @@ def test_mistakes_at_the_start_are_one_line(tmp_path, tiny_path):
     assert "blk.1.ffn_up" in line
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     line = serve(f"model={tmp_path / 'run'}")
-    assert "make export RUN=" in line
+    assert "make export MODEL=" in line
     line = serve(f"model={tiny_path}", "serve.slot=1")
     assert "serve.slots" in line
     line = serve()

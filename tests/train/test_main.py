@@ -72,7 +72,7 @@ def test_a_run_leaves_everything_a_person_needs(finished):
     assert [record["step"] for record in validations] == [6, 12]
     assert all(0 < record["val_bits_per_byte"] < 8 for record in validations)
     assert losses(root)[12] < losses(root)[1]
-    assert f"make export RUN={root}" in out
+    assert f"make export MODEL={root}" in out
     assert "Once upon a time" in (root / "samples.md").read_text()
 
 
