@@ -56,6 +56,7 @@ quote = '$(subst ','\'',$(1))'
 # Of train and plan: the budget, and the preset, which is auto where a budget is given without a CONFIG.
 SIZE = $(if $(BUDGET),$(call quote,budget=$(BUDGET)) )$(call quote,preset=$(if $(BUDGET),$(if $(filter file,$(origin CONFIG)),auto,$(CONFIG)),$(CONFIG)))
 TEXT = $(if $(DATA),$(call quote,data=$(DATA)))
+TIME = $(if $(BUDGET),$(call quote,budget=$(BUDGET)))
 # Of train: what it starts from. The newest run is the model of all other targets.
 START = $(if $(filter file,$(origin MODEL)),,$(call quote,model=$(MODEL)))
 split = $(if $(findstring $(comma),$(1)),$(1),$(subst $(space),$(comma),$(strip $(1))))
@@ -108,11 +109,11 @@ demo-chat: ready ## tune the demo's model so that it answers, in five more minut
 train: ready ## train a model: DATA=notes/, CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
 	@$(SLM) train $(PROCESSES) $(SIZE) $(START) $(TEXT) $(ARGS)
 
-tune: ready ## tune a model on conversations: MODEL=runs/latest DATA=chats.jsonl
-	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(TEXT) $(ARGS)
+tune: ready ## tune a model on conversations: MODEL=runs/latest DATA=chats.jsonl BUDGET=10m
+	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(TIME) $(TEXT) $(ARGS)
 
-qat: ready ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
-	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(TEXT) $(ARGS)
+qat: ready ## train a model further for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
+	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(TIME) $(TEXT) $(ARGS)
 
 sweep: ready ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
 	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(START) $(TEXT) $(ARGS)
