@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from slm.data.chat import marked_text
+from slm.data.chat import marked_text, message_trees
 from slm.data.chat.fields import (
     ASSISTANT,
     CONTEXT,
@@ -69,7 +69,10 @@ EXPECTED = (
 VERSION = 3
 """Changes where the same records become other conversations: it is part of the text's fingerprint."""
 
-_TURNS = ("conversations", "conversation", "dialogue", "dialog", "dialogs", "turns", "chat", "data")
+_TURNS = (
+    *("conversations", "conversation", "dialogue", "dialog", "dialogs", "turns", "chat", "data"),
+    *("contents", "chatmessages"),
+)
 _CHOSEN = (
     *("chosen", "chosenresponse", "responsechosen", "responsej", "chosenmessages", "accepted", "preferred"),
     *("preferredoutput", "win"),
@@ -106,6 +109,8 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
         record = {"messages": record}
     if not isinstance(record, dict):
         raise BadRecordError(f"it is {kind(record)}, not an object with fields")
+    if isinstance(record.get("mapping"), dict) and "current_node" in record:
+        record = {"messages": message_trees.shown(record["mapping"], record["current_node"])}
     fields, reading = Fields(_renamed(record, columns) if columns else record), Reading()
     found, read = _layout(fields)
     if not is_learned(fields, reading):
@@ -252,7 +257,7 @@ def _add_system(messages: list[Message], fields: Fields, reading: Reading) -> No
     if messages and messages[0]["role"] != "system" and fields.has(*SYSTEM):
         system = fields.get(*SYSTEM)
         if isinstance(system, dict):
-            system = Fields(system).get("content", "value", "text")
+            system = Fields(system).get("content", "value", "text", "parts")
         if isinstance(system, list):
             system = "".join(as_text(each.get("text") if isinstance(each, dict) else each) for each in system)
         if not isinstance(system, str):
@@ -288,7 +293,7 @@ def _lists_tools(messages: list[Message], tools: list[dict[str, Any]]) -> bool:
 
 def _history(fields: Fields, reading: Reading) -> list[Message]:
     """What was said before: pairs of question and answer. A pair without an answer is not learned."""
-    history = fields.get("history")
+    history = fields.get("history", "chathistory")
     if isinstance(history, str) and not is_empty(history):  # a table holds it as text
         try:
             history = None if spells_null(history) else parsed(history)
@@ -336,6 +341,8 @@ def _instruction(fields: Fields, reading: Reading) -> dict[str, Any]:
         answer = answer["text"]
     if isinstance(answer, list):
         answer = [each for each in answer if not is_empty(each)]
+        if answer and all(isinstance(each, dict) and isinstance(each.get("text"), str) for each in answer):
+            answer = [each["text"] for each in answer]  # SQuAD's own files
     if is_empty(answer):
         raise BadRecordError("it has no answer")
     if isinstance(answer, list) and all(isinstance(each, str) for each in answer):
