@@ -172,6 +172,11 @@ def test_a_key_that_stands_twice_is_no_choice_of_ours(tmp_path):
     with pytest.raises(UserError, match=r"a.jsonl:2: the key 'text' stands more than once"):
         texts(path)
     assert texts(path, on_bad="skip") == ["a", ""]
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "a", "x": [{"y": 1, "y": 2}]},\n{"text": "c", "text": "d"},\n{"text": "e"}]')
+    with pytest.raises(UserError, match=r"a.json, record 2: the key 'text' stands more than once"):
+        texts(path)
+    assert texts(path, on_bad="skip") == ["a", "", "e"]
 
 
 def test_what_is_no_file_is_never_opened(tmp_path):
