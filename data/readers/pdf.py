@@ -13,7 +13,9 @@ from slm.data.readers.bounds import OneDocument, need
 REPEATED = 3
 """A line that is the first or the last of this many pages is a page header or footer; two are enough for one that has
 the page's number in it."""
-NUMBER = re.compile(r"\d{1,6}")
+NUMBER = re.compile(r"\d{1,6}|\b[ivxlc]{1,7}$")
+"""A number, or a Roman one at a line's end."""
+_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 SURE = 0.9
 """Share of a word's estimated width."""
 BLANK = 1.35
@@ -108,18 +110,26 @@ def _without_headers(pages: list[list[Line]]) -> list[list[Line]]:
         for _ in range(2):  # of headers of two lines
             lines = {number: page[edge].text for number, page in enumerate(pages) if page}
             same = Counter(lines.values())
-            numbered = Counter(_numbered(line, number) for number, line in lines.items())
+            numbered = Counter(each for number, line in lines.items() for each in _numbered(line, number))
             for number, line in lines.items():
-                counts = numbered[_numbered(line, number)] > 1 and NUMBER.search(line)
+                counts = any(numbered[each] > 1 for each in _numbered(line, number))
                 if counts or same[line] >= REPEATED or line.strip("-–| ").isdigit():
                     del pages[number][edge]
     return pages
 
 
-def _numbered(line: str, page: int) -> tuple[str, int]:
-    """A line without its numbers, and how far the last of them is ahead of the page: alike in headers with numbers."""
-    numbers = NUMBER.findall(line)
-    return NUMBER.sub("#", line), int(numbers[-1]) - page if numbers else -page
+def _numbered(line: str, page: int) -> set[tuple[str, int, int]]:
+    """A line without its numbers, which of them it is, and how far that is ahead of the page: alike in headers with the
+    page's number, also next to how many pages there are."""
+    without, numbers = NUMBER.sub("#", line), NUMBER.findall(line)
+    return {(without, at, _value(number) - page) for at, number in enumerate(numbers)}
+
+
+def _value(number: str) -> int:
+    if number.isdigit():
+        return int(number)
+    values = [_ROMAN[each] for each in number]
+    return sum(-one if one < other else one for one, other in zip(values, [*values[1:], 0], strict=True))
 
 
 def _join(pages: list[list[Line]]) -> str:

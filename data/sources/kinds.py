@@ -113,7 +113,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "wiki": ("mwparserfromhell",),
 }
 """What reads a kind, of the extra ``slm[documents]``."""
-VERSION = 1
+VERSION = 2
 """Version of the conversions. Another version may give other texts, so it invalidates caches and positions."""
 
 _BY_SUFFIX = {suffix: kind for kind, each in KINDS.items() for suffix in each.suffixes}
