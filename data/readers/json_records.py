@@ -19,6 +19,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _SHORT = 16
 """Characters: an error so close to the end of what was read may be a token that is cut off, "\\ud83" or "tru"."""
 TORN = "the file ends within this record: is it complete?"
+TORN_LINE = "the line ends within its record: is the file complete?"
 
 
 class Unreadable(NamedTuple):
@@ -74,10 +75,11 @@ class JsonLines:
             ) from error
         except (ValueError, RecursionError) as error:
             torn = getattr(error, "pos", 0) >= len(raw) - _SHORT or "Unterminated string" in str(error)
+            torn = torn and "Extra data" not in str(error)  # behind a whole record
             raise BadRecordError(
                 "not a line of JSON",
                 detail=error,
-                advice=TORN if torn else "JSON lines hold one object each",
+                advice=TORN_LINE if torn else "JSON lines hold one object each",
                 offset=at,
             ) from error
         return text_of(row, reading, offset=at)
