@@ -106,23 +106,28 @@ def _box(words: Any, index: int, raw: Any) -> tuple[float, float, float, float]:
 
 def _without_headers(pages: list[list[Line]]) -> list[list[Line]]:
     """Pages without page numbers, and without first and last lines that other pages have, too."""
+    with_number = set[int]()  # pages without their number now: a further line with one is no header
     for edge in (0, -1):
         for _ in range(2):  # of headers of two lines
             lines = {number: page[edge].text for number, page in enumerate(pages) if page}
             same = Counter(lines.values())
-            numbered = Counter(each for number, line in lines.items() for each in _numbered(line, number))
+            ahead = {number: _numbers(line, number) for number, line in lines.items() if number not in with_number}
+            numbered = Counter(each for found in ahead.values() for each in found)
             for number, line in lines.items():
-                counts = any(numbered[each] > 1 for each in _numbered(line, number))
+                counts = any(numbered[each] >= least for each, least in ahead.get(number, {}).items())
+                if counts:
+                    with_number.add(number)
                 if counts or same[line] >= REPEATED or line.strip("-–| ").isdigit():
                     del pages[number][edge]
     return pages
 
 
-def _numbered(line: str, page: int) -> set[tuple[str, int, int]]:
+def _numbers(line: str, page: int) -> dict[tuple[str, int, int], int]:
     """A line without its numbers, which of them it is, and how far that is ahead of the page: alike in headers with the
-    page's number, also next to how many pages there are."""
+    page's number, also next to how many pages there are. With how many pages must have such a line."""
     without, numbers = NUMBER.sub("#", line), NUMBER.findall(line)
-    return {(without, at, _value(number) - page) for at, number in enumerate(numbers)}
+    last = len(numbers) - 1
+    return {(without, at, _value(each) - page): 2 if at == last else REPEATED for at, each in enumerate(numbers)}
 
 
 def _value(number: str) -> int:
