@@ -26,6 +26,7 @@ from slm.data.chat.fields import (
     spells_null,
 )
 from slm.data.chat.messages import (
+    SPELT_NULLS,
     UNANSWERED,
     Message,
     Reading,
@@ -66,7 +67,7 @@ EXPECTED = (
     "messages, conversations, instruction and output, prompt and completion, question and answer, or chosen and "
     "rejected; data.columns={user: NAME, assistant: NAME} names others"
 )
-VERSION = 3
+VERSION = 4
 """Changes where the same records become other conversations: it is part of the text's fingerprint."""
 
 _TURNS = (
@@ -87,7 +88,6 @@ TOOLS_TWICE = "tools left to the system message, which lists them"
 REPLACED = "characters that text cannot hold replaced by U+FFFD"
 OTHER_ANSWERS = "further answers to a question left out"
 OTHER_REPLIES = "replies of message trees that are not the best-ranked ones left out"
-SPELT_NULLS = "texts such as None and null taken as empty"
 
 
 class Read(NamedTuple):
@@ -120,7 +120,7 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
     messages = conversation["messages"]
     _add_system(messages, fields, reading)
     check(messages, reading)
-    _add_reasoning(messages, fields)
+    _add_reasoning(messages, fields, reading)
     if "rejected" in conversation:
         if messages[0]["role"] == "system" and conversation["rejected"][0]["role"] != "system":
             conversation["rejected"].insert(0, messages[0])
@@ -268,10 +268,10 @@ def _add_system(messages: list[Message], fields: Fields, reading: Reading) -> No
             messages.insert(0, {"role": "system", "content": system})
 
 
-def _add_reasoning(messages: list[Message], fields: Fields) -> None:
+def _add_reasoning(messages: list[Message], fields: Fields, reading: Reading) -> None:
     """The record's own reasoning belongs to its only answer."""
     answers = [each for each in messages if each["role"] == "assistant"]
-    if len(answers) == 1 and "reasoning_content" not in answers[0] and (thought := reasoning_text(fields)):
+    if len(answers) == 1 and "reasoning_content" not in answers[0] and (thought := reasoning_text(fields, reading)):
         answers[0]["reasoning_content"] = thought
 
 

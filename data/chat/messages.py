@@ -63,6 +63,7 @@ BEHIND = "messages behind the last answer left out"
 UNANSWERED = "empty answers of a history not learned"
 EMPTY_QUESTIONS = "empty messages of the user kept"
 ANSWERED_NULL = "answers that say only None, null or the like kept"
+SPELT_NULLS = "texts such as None and null taken as empty"
 BESIDE_CALLS = "texts such as None and null beside calls taken as empty"
 
 
@@ -168,7 +169,7 @@ def _turn(turn: dict[str, Any], number: int, reading: Reading, name: str) -> tup
             if spells_null(said.text):
                 message["content"] = ""
                 reading.changed[BESIDE_CALLS] += 1
-        if thought := said.reasoning or reasoning_text(fields):
+        if thought := said.reasoning or reasoning_text(fields, reading):
             message["reasoning_content"] = thought
     for kept, names in (("name", ("name",)), ("tool_call_id", ("toolcallid", "callid"))):
         if fields.has(*names) and isinstance(value := fields.get(*names), str):
@@ -188,7 +189,7 @@ def _with_mark(messages: list[Message], fields: Fields, reading: Reading, name: 
     return messages
 
 
-def reasoning_text(fields: Fields) -> str:
+def reasoning_text(fields: Fields, reading: Reading) -> str:
     """The reasoning of an object: text, a list of texts, or an object with text."""
     thought = fields.value(*REASONING)
     parts = thought if isinstance(thought, list | tuple) else [thought]
@@ -200,7 +201,10 @@ def reasoning_text(fields: Fields) -> str:
     if not texts or not all(isinstance(each, str) for each in texts):
         return ""
     fields.get(*REASONING)
-    return "\n\n".join(texts)
+    said = [each for each in texts if not spells_null(each)]
+    if len(said) < len(texts):
+        reading.changed[SPELT_NULLS] += 1
+    return "\n\n".join(said)
 
 
 def _note(fields: Fields, reading: Reading, name: str) -> None:

@@ -428,3 +428,15 @@ def test_calls_and_contents_in_odd_wrappings_are_read_or_refused():
         read_record({"messages": [ASKED, {"role": "assistant", "content": {"type": "image", "text": "Fine."}}]})
     squad = {"question": "How are you?", "answers": [{"text": "Fine.", "answer_start": 3}]}
     assert read_record(squad)[1]["messages"] == [ASKED, ANSWERED]
+
+
+@pytest.mark.parametrize("null", ["None", "null", ["nan", None], {"text": "None"}])
+def test_reasoning_that_spells_null_is_none(null):
+    """Training wrote "None" as what a model thinks."""
+    for record in (
+        {"messages": [ASKED, ANSWERED | {"reasoning": null}]},
+        {"question": "How are you?", "answer": "Fine.", "reasoning": null},
+    ):
+        _, found, reading = read_record(record)
+        assert found["messages"] == [ASKED, ANSWERED]
+        assert reading.changed == {"texts such as None and null taken as empty": 1}
