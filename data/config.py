@@ -385,9 +385,10 @@ class TokenizerConfig:
                 f"tokenizer.vocab_size={self.vocab_size} is too small: 256 bytes, two special tokens and the text's "
                 "most frequent characters need 300"
             )
-        if self.kind == "unigram" and self.vocab_size < 64:
+        if self.kind == "unigram" and self.vocab_size < 200:
             raise UserError(
-                f"tokenizer.vocab_size={self.vocab_size} is too small: the text's most frequent characters need 64"
+                f"tokenizer.vocab_size={self.vocab_size} is too small: ASCII and the text's most frequent characters "
+                "need 200"
             )
         if self.min_frequency < 1 or self.sample_bytes < 1:
             raise UserError("tokenizer.min_frequency and tokenizer.sample_bytes must be at least 1")

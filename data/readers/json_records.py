@@ -63,8 +63,11 @@ class JsonLines:
             return ""
         # The offset of the line's first byte, or of its second if a line end follows it: the same line.
         at = end - len(raw)
+        if raw.count(b"\0") > len(raw) // 4:  # Python would read one such line, and the next by its other half
+            raise BadRecordError("UTF-16 within other text", advice="correct it", offset=at)
         try:
-            row = json.loads(raw.removeprefix(BYTE_ORDER_MARK), object_pairs_hook=hook_once((reading.text_field,)))
+            text = raw.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "surrogatepass")
+            row = json.loads(text, object_pairs_hook=hook_once((reading.text_field,)))
         except RepeatedKeyError as error:
             raise BadRecordError(str(error), offset=at) from error
         except UnicodeDecodeError as error:

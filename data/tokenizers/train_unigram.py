@@ -28,8 +28,8 @@ from slm.data.tokenizers.train_characters import LEARN_FROM, UNKNOWN, WORDS
 FIRST = [UNKNOWN, EOT]
 """The tokens that are there before any text is read."""
 _ALONE = "<"
-_ALWAYS = [SPACE, _ALONE]
-"""Characters that are tokens whatever the text has."""
+_ALWAYS = [SPACE, "\n", "\t", *map(chr, range(ord("!"), 127))]
+"""Characters that are tokens whatever the text has: chat templates and questions have them."""
 _CUT = re.compile(rf"[^\s{SPACE}]{SPACE}")
 _STEP = 64
 """Scores are multiples of one in so many."""
@@ -53,7 +53,7 @@ def train(
     there is no text at all.
     """
     del min_frequency
-    room = max(vocab_size - len(FIRST) - len(_ALWAYS), 1)
+    room = vocab_size - len(FIRST)
     sample = Sample(documents, sample_bytes)
     # A text's own U+2581 is a space to every tokenizer of this form.
     texts = [text.replace(SPACE, " ") for text in sample]
@@ -66,13 +66,17 @@ def train(
         vocab_size=room,
         unk_token=UNKNOWN,
         special_tokens=list[AddedToken](),
-        initial_alphabet=_ALWAYS,
         show_progress=False,
     )
     learner.train_from_iterator(_with_characters(texts, room // 2), trainer=trainer)
-    learned = json.loads(learner.to_str())["model"]["vocab"]
-    found = sorted((-score, piece) for piece, score in learned if piece not in FIRST and _can_be_token(piece))
-    return of_pieces({piece: -cost for cost, piece in found[:room]})
+    learned: list[tuple[str, float]] = json.loads(learner.to_str())["model"]["vocab"]
+    # The library adds characters that it has not chosen at the end, in no order, each by a ten thousandth further up.
+    last = min(score for _, score in learned)
+    added = last + 1e-4 * len(learned)
+    found = sorted((last - score if score > added else 0.0, piece) for piece, score in learned)
+    pieces = [(piece, last - cost) for cost, piece in found if piece not in FIRST and _can_be_token(piece)]
+    others = [each for each in pieces if each[0] not in _ALWAYS][: room - len(_ALWAYS)]
+    return of_pieces(dict([*others, *(each for each in pieces if each[0] in _ALWAYS)]))
 
 
 def _with_characters(texts: list[str], most: int) -> list[str]:

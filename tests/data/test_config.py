@@ -109,7 +109,7 @@ def test_wrong_data_options(options, message):
     [
         ({"kind": "bpe", "vocab_size": 100}, "257"),
         ({"kind": "sentencepiece", "vocab_size": 299}, "300"),
-        ({"kind": "unigram", "vocab_size": 63}, "64"),
+        ({"kind": "unigram", "vocab_size": 199}, "200"),
         ({"kind": "bpe", "min_frequency": 0}, "min_frequency"),
         ({"kind": "file"}, r"tokenizer\.path="),
         ({"kind": "bep"}, "bpe"),
