@@ -157,8 +157,10 @@ class Interpolation(Component):
         shape = run.model.config
         assert run.config.init_from
         for name, stored in stream_weights(run.config.init_from, tied=shape.tie_embeddings):
-            base = resize.with_rows(stored, shape.vocab_size) if name in resize.TABLES else stored
             weight = run.model.get_parameter(name)
+            if not weight.requires_grad:  # it is still the base's
+                continue
+            base = resize.with_rows(stored, shape.vocab_size) if name in resize.TABLES else stored
             weight.copy_(torch.lerp(base.to(weight.dtype), weight, ratio))
         self._share = share
         run.backend.weights_changed()
