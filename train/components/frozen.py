@@ -65,4 +65,5 @@ class Frozen(Component):
         learned = sum(each.numel() for each in run.model.parameters() if each.requires_grad)
         parts = [f"layers 1 to {layers} of {run.model.config.n_layers}"] if layers else []
         parts += ["embedding and head"] if tables else []
-        run.log.print(f"frozen: {', '.join(parts) or 'nothing'}; {learned:,} parameters are trained (components.frozen)")
+        what = ", ".join(parts) or "nothing"
+        run.log.print(f"frozen: {what}; {learned:,} parameters are trained (components.frozen)")

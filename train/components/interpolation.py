@@ -24,9 +24,9 @@ from slm.train.config import RunConfig
 
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of the way from the base to the tuned weights that may be kept."""
-LEARNED = 0.97
+LEARNED = 0.985
 """Share of the fall of the validation loss that must remain."""
-MOST_RISE = 0.05
+MOST_RISE = 0.025
 """Nats per token by which it may rise at most, however far it fell."""
 EVALUATIONS = 3.5
 """Validations that the search takes at most; the half is for moving the weights."""
