@@ -122,7 +122,7 @@ def cases(
         prefix = prompts.take(max(1, round(min(options.prefix_tokens, room) / tokens_per_word)))
         add("prefix", lambda: body(f"{prefix}\n\n{prompts.take(20)}"))
     if "json" in options.extra:
-        add("json", lambda: body(json_schema=_PEOPLE))
+        add("json", lambda: body(json_schema=_PEOPLE, ignore_eos=False))
     if "repeat" in options.extra:
         add("repeat", lambda: body(" ".join([prompts.take(12)] * 8), temperature=0.0))
     return found

@@ -25,8 +25,10 @@ class Sequence:
     tokens: list[int]
     """The prompt and what has been generated so far."""
     n_prompt: int
+    n_dropped: int = 0
+    """Its oldest tokens that are no longer in ``tokens``, because the context was full."""
     n_forced: int = 0
-    """Its newest tokens that a grammar forced, behind the one that was sampled last."""
+    """Its newest tokens that were not sampled, behind the one that was sampled last."""
     n_computed: int = 0
     """Leading tokens that are in the KV cache."""
     slot: int | None = None
@@ -57,10 +59,15 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_generated(self) -> int:
+        """Tokens behind the prompt so far."""
+        return len(self.tokens) + self.n_dropped - self.n_prompt
+
+    @property
     def generating(self) -> bool:
-        """Whether its prompt is computed, so that only its newest token remains to compute, and what a grammar forced
-        behind it."""
-        return 1 <= self.n_to_compute <= 1 + self.n_forced and self.n_computed >= self.n_prompt
+        """Whether its prompt is computed, so that only its newest token remains to compute, and what was forced behind
+        it."""
+        return 1 <= self.n_to_compute <= 1 + self.n_forced and self.n_computed + self.n_dropped >= self.n_prompt
 
 
 @dataclass(frozen=True, kw_only=True)

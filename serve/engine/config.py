@@ -44,6 +44,9 @@ class EngineOptions:
     cache_ram: int = 1024
     """MiB, at most, of prompts that had to leave their slots for others: they are put back where they are asked for
     again, while the machine has memory to spare. 0: they are computed again. Not for ``kv_tokens``."""
+    context_shift: bool = False
+    """Whether a text goes on when the context is full: its oldest tokens are dropped, and what is left is computed
+    again. Without it, the text ends there."""
     exact: bool = False
     """Batch-invariant: a request gives the same bits whatever else is computed. Every sequence is computed by itself
     within a step, and prompts are always cut into the same chunks. It costs speed where many sequences run at once."""
@@ -123,6 +126,10 @@ class EngineConfig(EngineOptions):
             raise UserError(f"serve.draft_model is for serve.speculate=draft, which is {self.speculate}; set that too")
         if self.exact and self.speculate != "none":
             raise UserError("serve.exact=true computes tokens one by one, speculation several; choose one of them")
+        if self.exact and self.context_shift:
+            raise UserError(
+                "serve.exact=true cuts prompts at fixed places, serve.context_shift=true moves them; choose"
+            )
         if self.exact and self.kv_tokens:
             raise UserError("serve.exact=true needs a cache per slot; leave serve.kv_tokens at 0")
         if self.exact and self.batch < self.slots + min(self.prefill_chunk, self.ubatch):

@@ -107,7 +107,7 @@ class Engine:
         keeps = self._prefix_cache and not self._runner.mixes
         self._displaced = DisplacedPrompts(config.cache_ram * 2**20 if keeps else 0, _has_room)
         self._generations: dict[str, Generation] = {}
-        self._batch_invariant = config.exact
+        self._batch_invariant, self._shifts = config.exact, config.context_shift
         self._most_prefilled = config.prefill_chunk
         self._pace = PrefillPace(text_s=config.stream_ms / 1000, tile=tile)
         self._next_deadline = math.inf
@@ -233,6 +233,7 @@ class Engine:
             vocabulary=self._vocabulary,
             context=self.info.context,
             batch_invariant=self._batch_invariant,
+            shifts=self._shifts,
         )
         self._generations[request.id] = begun
         self._next_deadline = min(self._next_deadline, begun.deadline)
@@ -443,9 +444,10 @@ class Engine:
         most = {}
         for sequence in generating:
             each = self._generations[sequence.id]
-            if each.request.speculate and sequence.n_to_compute == 1:
+            ends_thought = each.thought is not None and each.thought.is_due
+            if each.request.speculate and sequence.n_to_compute == 1 and not ends_thought:
                 # The row after the last accepted draft token gives one more token.
-                most[sequence.id] = each.max_generated - each.n_generated - 1
+                most[sequence.id] = each.n_room - 1
         return self._proposer.propose(generating, most, self._runner.batch_limit)
 
     def _advance(self, current: Generation, chunk: Chunk, last_row: int, masks_by: float) -> list[Event]:
@@ -473,20 +475,40 @@ class Engine:
         return [*events, delta] if delta is not None else events
 
     def _sample_one(self, current: Generation, row: int | np.ndarray) -> Delta | None:
-        """Samples a token, and adds those that its grammar forces behind it."""
-        text, finish = self._sample(current, row)
+        """Samples a token, and adds those that its grammar forces behind it. Where its reasoning has to end, the tokens
+        that end it come instead."""
+        if current.thought is not None and current.thought.is_due:
+            tokens = current.thought.cut()[: max(current.n_room, 1)]
+            current.sequence.n_forced = len(tokens) - 1
+            text, finish = self._append_forced(current, tokens)
+        else:
+            text, finish = self._sample(current, row)
         return self._sampled(current, text, finish)
 
     def _sampled(self, current: Generation, text: str, finish: FinishReason | None) -> Delta | None:
         """What a step gave a sequence, and what its grammar forces."""
-        if finish is None and current.constraint is not None:
+        if finish is None and current.constraint is not None and current.sequence.n_to_compute == 1:
             more, finish = self._take_forced(current, current.constraint)
             text += more
         if finish is not None:
             return self._finish(current, text, finish)
+        delta = current.delta(text)
+        if len(current.sequence.tokens) >= current.context:
+            self._shift(current)
         if current.constraint is not None:
             self._constraints.compute(current.constraint)
-        return current.delta(text)
+        return delta
+
+    def _shift(self, current: Generation) -> None:
+        """Drops a sequence's oldest tokens. Those behind them have other positions then: they are computed again."""
+        sequence = current.sequence
+        n_kept = current.drop_oldest(keeps=int(self._model.add_bos))
+        if self._proposer is not None:
+            self._proposer.forget(sequence.id)
+        if sequence.slot is not None and not (n_kept and self._runner.truncate(sequence.slot, n_kept)):
+            self._runner.free_slot(sequence.slot)
+            n_kept = 0
+        sequence.n_computed = n_kept
 
     def _take_forced(self, current: Generation, constraint: Constraint) -> tuple[str, FinishReason | None]:
         """Adds the tokens that must come next: they need no logits, and the next step computes them together."""
@@ -494,11 +516,16 @@ class Engine:
             return "", None
         # With a cache per slot, llama.cpp computes the longer of two sequences in its own pass.
         least = 1 if self._runner.mixes or self._scheduler.n_running == 1 else LEAST_FORCED
-        text = ""
-        forced = constraint.forced(least, min(self._most_forced, current.max_generated - current.n_generated))
+        forced = constraint.forced(least, min(self._most_forced, current.n_room))
         current.sequence.n_forced = len(forced)
-        for token in forced:
-            constraint.accept(token)
+        return self._append_forced(current, forced)
+
+    def _append_forced(self, current: Generation, tokens: list[int]) -> tuple[str, FinishReason | None]:
+        """Makes tokens that were not sampled the sequence's. Returns as ``_sample``."""
+        text = ""
+        for token in tokens:
+            if current.constraint is not None:
+                current.constraint.accept(token)
             current.sampler.accept(token)
             more, finish = self._append(current, token)
             text += more
@@ -552,6 +579,8 @@ class Engine:
         """Makes a token the sequence's. Returns as ``_sample``."""
         detokenizer = current.detokenizer
         current.sequence.tokens.append(token)
+        if current.thought is not None:
+            current.thought.push(self._vocabulary.label(token).decode("utf-8", "replace"))
         if token in current.stop_tokens:
             return detokenizer.stop_at(current.stop_tokens[token]), "stop"
         if self._ends(current, token):

@@ -124,12 +124,11 @@ class Scheduler:
             if sequence is None:
                 states.append(SlotState(processing=False, n_held=len(self._slots.cached(slot))))
                 continue
-            n_generated = len(sequence.tokens) - sequence.n_prompt
             states.append(
                 SlotState(
                     processing=True,
                     n_prompt=sequence.n_prompt,
-                    n_generated=n_generated,
+                    n_generated=sequence.n_generated,
                     n_held=sequence.n_computed,
                 )
             )

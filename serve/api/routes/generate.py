@@ -42,13 +42,13 @@ from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
-from slm.serve.engine.protocol import Detokenize, Generate, Tokenize
+from slm.serve.engine.protocol import Detokenize, Generate, ThoughtLimit, Tokenize
 from slm.serve.grammar.forms import Grammar
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
 from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
-from slm.serve.tools.call_form import END_OF_THINK
+from slm.serve.tools.call_form import END_OF_THINK, THINK
 from slm.serve.tools.call_grammar import Reasoning
 
 _ACCEPT_S = 0.1
@@ -310,6 +310,7 @@ class GenerationRoutes(ModelRoutes):
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             stop_until="" if use is None else chat.call_form.mark,
+            thought=_thought_limit(body.reasoning_budget(self._options.reasoning_budget), reasoning),
             sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.cache_prompt,
             return_progress=body.wants_progress,
@@ -456,6 +457,12 @@ def _with_warnings(
     return [{**each, "warnings": list(warnings)} for each in body]
 
 
+def _thought_limit(tokens: int | None, reasoning: Reasoning) -> ThoughtLimit | None:
+    if tokens is None or reasoning == "none":
+        return None
+    return ThoughtLimit(tokens=tokens, opened=reasoning == "open", begin=THINK, end=END_OF_THINK)
+
+
 def choices(
     context: RequestContext,
     base: Generate,
@@ -477,6 +484,8 @@ def choices(
                     prompt=prompt,
                     adapters=adapters,
                     slot=body.id_slot,
+                    n_keep=body.n_keep,
+                    n_discard=body.n_discard,
                     sampling=replace(base.sampling, seed=seed + i),
                     deadline_s=context.seconds_left,
                 )
