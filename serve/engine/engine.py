@@ -585,7 +585,7 @@ class Engine:
             return detokenizer.stop_at(current.stop_tokens[token]), "stop"
         if self._ends(current, token):
             return detokenizer.finish(), "stop"
-        text = detokenizer.push(self._vocabulary.piece(token))
+        text = detokenizer.push(current.shown.get(token) or self._vocabulary.piece(token))
         if detokenizer.stopped:
             return text, "stop"
         if current.constraint is not None and current.constraint.finished:

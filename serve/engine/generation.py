@@ -54,6 +54,8 @@ class Generation:
     """Most tokens that it has at a time."""
     thought: Thought | None = None
     """The limit of its reasoning."""
+    shown: dict[int, bytes] = field(default_factory=dict)
+    """Control tokens that add their names to the text."""
     deadline: float
     """On the monotonic clock."""
     started: float = field(default_factory=time.monotonic)
@@ -250,6 +252,7 @@ def start(
         max_generated=int(min(room, _NO_LIMIT if request.max_tokens is None else request.max_tokens)),
         context=context,
         thought=_thought(request, model),
+        shown={token: name.encode() for name in request.shown for token in _control_token(model, name)},
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
         prompt_offsets=prompt_offsets,
@@ -367,10 +370,14 @@ def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str | None]:
     """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
     found: dict[int, str | None] = {}
     for each in stop:
-        tokens = model.tokenize(each, add_special=False, parse_special=True)
-        if len(tokens) == 1 and not model.token_to_piece(tokens[0]):
-            found[tokens[0]] = each
+        found |= dict.fromkeys(_control_token(model, each), each)
     return found
+
+
+def _control_token(model: Model, name: str) -> list[int]:
+    """The token of that name, if it adds nothing to the text; else none."""
+    tokens = model.tokenize(name, add_special=False, parse_special=True)
+    return tokens if len(tokens) == 1 and not model.token_to_piece(tokens[0]) else []
 
 
 def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:

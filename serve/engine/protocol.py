@@ -121,6 +121,8 @@ class Generate:
     """With ``context_shift``, the first tokens of the prompt that always stay; -1: all of them."""
     n_discard: int = 0
     """With ``context_shift``, how many tokens behind these go at a time; 0: half of them."""
+    shown: tuple[str, ...] = ()
+    """Control tokens whose names are part of the text that comes out: those of tool calls."""
     sampling: SamplingParams = SamplingParams()
     adapters: tuple[float, ...] = ()
     """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""

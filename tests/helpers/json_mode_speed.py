@@ -1,9 +1,10 @@
 """What a token costs with a grammar against plain text, in rounds in turn.
 
-``python -m tests.helpers.json_mode_speed MODEL [rounds=5] [tokens=32] [threads=1] [clients=1,4,16] [KIND ...]`` prints,
-for each number of clients, the ratio of the time per token: by the clock, of the thread that decodes, and of the process
-with those that compute masks. With a single computing thread the last two mean something on a busy machine; with a
-thread per core (``threads=0``) the first does on a quiet one. MODEL is a GGUF file with weights, or one with a
+``python -m tests.helpers.json_mode_speed MODEL [rounds=5] [tokens=32] [threads=1] [clients=1,4,16] [KIND ...]``
+
+prints, for each number of clients, the ratio of the time per token: by the clock, of the thread that decodes, and of
+the process with those that compute masks. With a single computing thread the last two mean something on a busy machine;
+with a thread per core (``threads=0``) the first does on a quiet one. MODEL is a GGUF file with weights, or one with a
 vocabulary alone: that gets random weights of a small shape.
 """
 

@@ -59,6 +59,12 @@ class ReplyForm:
     calls: CallForm | None = None
     """The form of tool calls; None where there can be none."""
     reasoning: Reasoning = "none"
+    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By function, the parameters that are texts whatever they look like."""
+
+    def reader(self) -> ReplyReader:
+        """Takes a reply of this form apart."""
+        return ReplyReader(self.calls, self.reasoning, self.texts)
 
 
 @dataclass(kw_only=True)
@@ -249,7 +255,7 @@ class BlockBuilder(ResponseBuilder):
 
     def __init__(self, *, model: str, form: ReplyForm) -> None:
         super().__init__(model=model, n_choices=1, n=1, with_logprobs=False)
-        self._reader = ReplyReader(form.calls, form.reasoning)
+        self._reader = form.reader()
         self._blocks: list[Block] = []
         self._events: list[dict[str, Any]] = []
         """The event that was added last."""

@@ -50,6 +50,7 @@ from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import END_OF_THINK, THINK
 from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.written_arguments import texts_of
 
 _ACCEPT_S = 0.1
 """The engine accepts or refuses a prompt of usual length within some milliseconds. After so long a stream begins all
@@ -300,7 +301,9 @@ class GenerationRoutes(ModelRoutes):
                 grammar = asked.text
                 if reasoning == "open" and END_OF_THINK not in asked.rules:
                     reasoning = "none"  # the caller's own grammar holds from the first character on
-        form = ReplyForm(calls=None if use is None else chat.call_form, reasoning=reasoning)
+        calls = None if use is None else chat.call_form
+        texts = {} if use is None else {tool.name: texts_of(tool.parameters) for tool in use.tools}
+        form = ReplyForm(calls=calls, reasoning=reasoning, texts=texts)
         base = Generate(
             id="",
             prompt="",
@@ -309,7 +312,8 @@ class GenerationRoutes(ModelRoutes):
             literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
-            stop_until="" if use is None else chat.call_form.mark,
+            stop_until="" if calls is None else calls.mark,
+            shown=() if calls is None else calls.controls,
             thought=_thought_limit(body.reasoning_budget(self._options.reasoning_budget), reasoning),
             sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.cache_prompt,

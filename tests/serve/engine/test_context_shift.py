@@ -1,5 +1,5 @@
-"""A text goes on when the context is full: what is left after the oldest tokens is computed again, so that every part is
-what a fresh request for it would give."""
+"""A text goes on when the context is full: what is left after the oldest tokens is computed again, so that every part
+is what a fresh request for it would give."""
 
 import pytest
 
@@ -42,7 +42,9 @@ def in_parts(path, n, keep, discard):
     window, out = list(PROMPT), []
     one = engine(path, prefix_cache=False)
     while len(out) < n:
-        made, _ = tokens_of(one, request(prompt=tuple(window), max_tokens=min(CONTEXT - len(window), n - len(out))))["a"]
+        made, _ = tokens_of(one, request(prompt=tuple(window), max_tokens=min(CONTEXT - len(window), n - len(out))))[
+            "a"
+        ]
         out += made
         window += made
         gone = discard or (len(window) - keep + 1) // 2
