@@ -44,6 +44,9 @@ class EngineOptions:
     cache_ram: int = 1024
     """MiB, at most, of prompts that had to leave their slots for others: they are put back where they are asked for
     again, while the machine has memory to spare. 0: they are computed again. Not for ``kv_tokens``."""
+    cache_disk: int = 0
+    """MiB, at most, of such prompts that memory has no room for, in files in ``~/.cache/slm/prompts``: they are there
+    after a restart, too. 0: none is written."""
     context_shift: bool = False
     """Whether a text goes on when the context is full: its oldest tokens are dropped, and what is left is computed
     again. Without it, the text ends there."""
@@ -112,6 +115,7 @@ class EngineConfig(EngineOptions):
             "ubatch": (1, 1 << 16),
             "prefill_chunk": (1, 1 << 16),
             "cache_ram": (0, 1 << 20),
+            "cache_disk": (0, 1 << 24),
             "draft_tokens": (0, 32),
             "n_gpu_layers": (-1, 1 << 16),
             "stream_ms": (0, 1000),

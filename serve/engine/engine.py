@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slm.data.storage import cache_home
 from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
 from slm.machine.memory import available_bytes
 from slm.serve.engine import generation
@@ -43,6 +44,7 @@ from slm.serve.engine.protocol import (
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.states.displaced import DisplacedPrompts
+from slm.serve.engine.states.prompt_files import PromptFiles
 from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
@@ -105,7 +107,10 @@ class Engine:
         self._proposer = make_proposer(config, self._runner)
         # In one cache for all, slots lose nothing to each other while there is room.
         keeps = self._prefix_cache and not self._runner.mixes
-        self._displaced = DisplacedPrompts(config.cache_ram * 2**20 if keeps else 0, _has_room)
+        self._files: PromptFiles | None = None
+        if keeps and config.cache_disk:
+            self._files = PromptFiles(cache_home() / "prompts", self._cache_mark, config.cache_disk * 2**20)
+        self._displaced = DisplacedPrompts(config.cache_ram * 2**20 if keeps else 0, _has_room, self._files)
         self._generations: dict[str, Generation] = {}
         self._batch_invariant, self._shifts = config.exact, config.context_shift
         self._most_prefilled = config.prefill_chunk
@@ -179,15 +184,16 @@ class Engine:
             case "save":
                 if not held:
                     raise LlamaError(f"slot {slot} holds nothing")
-                n_bytes = write_slot(path, self._cache_mark, held, self._runner.slot_state(slot, len(held)))
+                n_bytes = write_slot(path, self._cache_mark, self._runner.displaced(slot, held))
             case "restore":
                 if not self._prefix_cache:
                     raise LlamaError("with this model and these options no slot keeps anything for later requests")
-                tokens, state = read_slot(path, self._cache_mark)
+                found = read_slot(path, self._cache_mark)
+                tokens = found.tokens
                 if len(tokens) > self.info.context:
                     raise LlamaError(f"{path.name} has {len(tokens)} tokens; a slot has room for {self.info.context}")
                 self._scheduler.drop_cached(slot)
-                self._runner.put_slot(slot, state, len(tokens))
+                self._runner.put_slot(slot, found.state, len(tokens), found.kept)
                 self._scheduler.put_cached(slot, tokens)
                 held, n_bytes = tokens, path.stat().st_size
             case "erase":
@@ -393,10 +399,10 @@ class Engine:
         if not self._displaced or (wanted := self._scheduler.next_prompt()) is None:
             return
         tokens, n_held, slot = wanted
-        found = self._displaced.best(tokens, more_than=n_held, whole=self._runner.keeps_states)
+        best = self._displaced.best(tokens, more_than=n_held, whole=self._runner.keeps_states)
+        found = None if best is None else self._displaced.take(best)
         if found is None:
             return
-        self._displaced.take(found)
         if self._displaced.wants(held := self._scheduler.cached(slot) or (), 0):
             self._displaced.keep(self._runner.displaced(slot, held))
         self._scheduler.drop_cached(slot)
@@ -607,4 +613,6 @@ class Engine:
             self._proposer.close()
         self._embedder.close()
         self._constraints.close()
+        if self._files is not None:
+            self._files.close()
         self._runner.close()
