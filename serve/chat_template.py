@@ -156,7 +156,7 @@ class ChatPrompt:
     def _with_calls(
         self, text: str, spans: tuple[Span, ...], said: Mapping[str, Sequence[tuple[str, bool]]]
     ) -> tuple[str, tuple[Span, ...]]:
-        """The text with calls in the place of their marks; control tokens that their arguments spell stay text."""
+        """The text with calls instead of their marks; control tokens that their arguments spell stay text."""
         assert self._template is not None
         for mark, parts in said.items():
             at = text.find(mark)

@@ -1,4 +1,4 @@
-"""The limit of a reply's reasoning: behind so many tokens its end mark is written for the model, which then answers.
+"""The limit of a reply's reasoning: when it is reached, the end mark is written for the model, which then answers.
 
 Pure Python: no model, no clock.
 """
