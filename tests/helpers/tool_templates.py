@@ -112,7 +112,8 @@ MINICPM = chatml_with(
 GEMMA4_TOOLS = (
     "{%- macro said(value) -%}{%- if value is string -%}{{- '<|\"|>' + value + '<|\"|>' -}}"
     "{%- elif value is boolean -%}{{- 'true' if value else 'false' -}}"
-    "{%- elif value is none -%}{{- 'null' -}}{%- elif value is mapping -%}{{- '{' -}}{%- for key, each in value | dictsort -%}{{- ',' if not loop.first -}}"
+    "{%- elif value is none -%}{{- 'null' -}}{%- elif value is mapping -%}{{- '{' -}}"
+    "{%- for key, each in value | dictsort -%}{{- ',' if not loop.first -}}"
     "{{- key + ':' + said(each) -}}{%- endfor -%}{{- '}' -}}"
     "{%- elif value is sequence -%}{{- '[' -}}{%- for each in value -%}{{- ',' if not loop.first -}}{{- said(each) -}}"
     "{%- endfor -%}{{- ']' -}}{%- else -%}{{- value -}}{%- endif -%}{%- endmacro -%}"
