@@ -161,6 +161,7 @@ class Generation:
             stop_string=self.detokenizer.stop_string,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
+            dropped_tokens=self.sequence.n_dropped,
         )
 
     def _limit(self, expired: bool) -> StoppedBy:

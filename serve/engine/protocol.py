@@ -370,6 +370,8 @@ class Delta:
     """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0
     """Draft tokens that were accepted."""
+    dropped_tokens: int = 0
+    """The oldest ones that were dropped because the context was full (``context_shift``), counted in the last delta."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

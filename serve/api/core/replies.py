@@ -46,6 +46,7 @@ class Choice:
     """Tokens up to the event in which the reasoning ended."""
     n_drafted: int = 0
     n_accepted: int = 0
+    n_dropped: int = 0
     decode_s: float = 0.0
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
@@ -140,7 +141,7 @@ class ResponseBuilder(ABC):
         choice.logprobs.extend(event.logprobs)
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
         choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
-        choice.decode_s = event.decode_s
+        choice.n_dropped, choice.decode_s = event.dropped_tokens, event.decode_s
         choice.finish, choice.stopped_by = event.finish, event.stopped_by
         choice.stop_string = event.stop_string
 
@@ -162,6 +163,8 @@ class ResponseBuilder(ABC):
             n_accepted = sum(choice.n_accepted for choice in self._choices)
             details["accepted_prediction_tokens"] = n_accepted
             details["rejected_prediction_tokens"] = n_drafted - n_accepted
+        if n_dropped := sum(choice.n_dropped for choice in self._choices):
+            details["dropped_tokens"] = n_dropped
         if self.n_reasoning:
             details["reasoning_tokens"] = self.n_reasoning
         if details:

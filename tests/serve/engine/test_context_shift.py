@@ -63,6 +63,7 @@ def test_a_text_is_longer_than_the_context(tmp_path, asked, keep, discard):
     keep = max(keep, int(one._model.add_bos)) if asked else int(one._model.add_bos)
     made, last = tokens_of(one, request(max_tokens=250, **asked))["a"]
     assert (last.finish, last.stopped_by, last.completion_tokens) == ("length", "max_tokens", 250)
+    assert last.dropped_tokens >= len(PROMPT) + 250 - CONTEXT
     assert made == in_parts(path, 250, keep, discard)
     one.close()
 
@@ -90,7 +91,7 @@ def test_without_it_the_text_ends_with_the_context(tmp_path):
     path = tiny_gguf.write(tmp_path / "tiny.gguf", n_ctx=256)
     one = engine(path)
     made, last = tokens_of(one, request(max_tokens=250))["a"]
-    assert (len(made), last.stopped_by) == (CONTEXT - len(PROMPT), "context")
+    assert (len(made), last.stopped_by, last.dropped_tokens) == (CONTEXT - len(PROMPT), "context", 0)
     one.close()
     with pytest.raises(UserError, match="context_shift"):
         EngineConfig(model_path=path, exact=True, context_shift=True)
