@@ -1,8 +1,12 @@
 """Decides which tokens of which sequences go into the next batch. Pure Python over plain data: no model, no clock.
 
-With one cache for all sequences, a batch mixes one token of every generating sequence with prefill chunks. With a cache
-per slot, llama.cpp would compute such a batch in two passes; a batch is then either a decode step of all that generate
-or a prefill chunk. Either way a long prompt does not hold the streams up for long.
+There is one rule. A sequence has tokens, and a number of them that are computed; steps compute the next ones until none
+is left, and then a token is sampled. A prompt, a sampled token, tokens that a grammar forces, draft tokens, what is
+computed again after a preemption or a shift of the context: all of these are tokens that are not computed yet.
+
+How many of them a step takes is bounded. A sequence that generates gets all of its few ones, prompts get what streams
+can wait for. With one cache for all sequences, a batch has both. With a cache per slot, llama.cpp would compute such a
+batch in two passes; a batch is then either a decode step of all that generate or chunks of prompts.
 
 Tested in tests/serve/engine/test_scheduler.py, tests/serve/engine/test_shared_prefix.py.
 """
