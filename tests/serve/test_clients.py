@@ -113,7 +113,7 @@ def test_llama_index(url):
     like = pytest.importorskip("llama_index.llms.openai_like")
     core = pytest.importorskip("llama_index.core.llms")
     prompts = pytest.importorskip("llama_index.core.prompts")
-    more = {"model": "default", "api_base": url, "api_key": "none", "max_tokens": 60, "max_retries": 0}
+    more = {"model": "default", "api_base": url, "api_key": "none", "max_tokens": 200, "max_retries": 0}
     llm = like.OpenAILike(**more, is_chat_model=True, is_function_calling_model=True)
     turns = [core.ChatMessage(role=each["role"], content=each["content"]) for each in TURNS]
     assert llm.chat(turns).message.content
