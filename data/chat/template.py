@@ -103,7 +103,7 @@ class ChatTemplate:
         that are rendered."""
         self.source = text
         self.bos, self._eos = bos, eos
-        self._control_tokens, self._name, self._given_moment = control_tokens, name, moment
+        self.control_tokens, self._name, self._given_moment = control_tokens, name, moment
         self._moment = moment or datetime.datetime.now()
         self._reasoning_keys = tuple(dict.fromkeys(_REASONING.findall(text)))
         self.control = ControlTokens(control_tokens)
@@ -119,7 +119,7 @@ class ChatTemplate:
             text,
             bos=self.bos,
             eos=self._eos,
-            control_tokens=self._control_tokens,
+            control_tokens=self.control_tokens,
             name=self._name,
             moment=self._given_moment,
         )
