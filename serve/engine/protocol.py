@@ -122,7 +122,7 @@ class Generate:
     n_discard: int = 0
     """With ``context_shift``, how many tokens behind these go at a time; 0: half of them."""
     shown: tuple[str, ...] = ()
-    """Control tokens whose names are part of the text that comes out: those of tool calls."""
+    """Control tokens that come out as text by their names: those of tool calls."""
     sampling: SamplingParams = SamplingParams()
     adapters: tuple[float, ...] = ()
     """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""

@@ -124,7 +124,7 @@ NAMED: tuple[tuple[tuple[str, ...], CallForm], ...] = (
     (("<tool_call>", "xml_tools"), HERMES),
 )
 """Forms by what stands in the template; their control tokens are in the vocabulary, too, as control tokens or not. The
-last but one is that of LFM2 and LFM2.5, the last one SmolLM3's."""
+last but one belongs to LFM2 and LFM2.5, the last one to SmolLM3."""
 
 
 def call_form(template: ChatTemplate) -> CallForm:

@@ -174,7 +174,7 @@ def test_a_text_too_long_is_one_line(tiny_path):
 
 
 def test_ctrl_c_stops_the_reply_not_the_program(slow_path):
-    # Of this seed the reply is long: others end after a few tokens, before the signal.
+    # This seed's reply is long: others end after a few tokens, before the signal.
     command = [
         sys.executable,
         "-m",
