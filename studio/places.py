@@ -10,6 +10,12 @@ from slm.data.storage import atomic_write_text
 
 STATE = ".studio"
 """In ``runs/``: jobs, uploads, the trash. On the disk of the runs, so that what is deleted is only renamed."""
+OTHERS = {
+    "Ollama's models": ("$OLLAMA_MODELS", "~/.ollama/models", "/usr/share/ollama/.ollama/models"),
+    "LM Studio's models": ("~/.lmstudio/models", "~/.cache/lm-studio/models"),
+    "llama.cpp's downloads": ("$LLAMA_CACHE", "~/.cache/llama.cpp", "~/Library/Caches/llama.cpp"),
+}
+"""Where other programs keep GGUF files, by their documentation."""
 
 
 @dataclass
@@ -64,6 +70,17 @@ class Places:
     def folders(self) -> list[Path]:
         """Every folder besides the workspace."""
         return list(dict.fromkeys([*self.given, *self.added]))
+
+    def known(self) -> list[dict[str, str]]:
+        """The folders of other programs that this machine has, and studio was not given yet."""
+        found: dict[Path, dict[str, str]] = {}
+        for of, places in OTHERS.items():
+            for place in places:
+                path = Path(os.path.expandvars(os.path.expanduser(place)))
+                given = any(path.resolve().is_relative_to(each) for each in self.folders)
+                if path.is_absolute() and not given and os.access(path, os.R_OK | os.X_OK):
+                    found.setdefault(path.resolve(), {"of": of, "path": str(path)})
+        return list(found.values())
 
     def add(self, text: str) -> None:
         """Give studio another folder. UserError where the page may not."""
