@@ -108,7 +108,11 @@ class Servers:
     def unload(self, path: str, *, hangs: bool = False) -> None:
         """End a model's process; at once where it ``hangs``, since it then may not hear that it is to end."""
         if server := self._by_path.pop(path, None):
-            server.process.kill() if hangs else server.process.terminate()
+            if hangs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(server.process.pid, signal.SIGKILL)  # its engine, too
+            else:
+                server.process.terminate()
             self._keep()
 
     def unload_below(self, path: str) -> None:

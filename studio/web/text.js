@@ -69,7 +69,10 @@ function Found({ result }) {
   const sources = Object.values(result.sources);
   const total = (key) => sources.reduce((all, each) => all + each[key], 0);
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
-  const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
+  const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}).map(([why, n]) => {
+    const names = each.files.left_out_names[why];
+    return [n, `${why} (${names.join(", ")}${n > names.length ? ", …" : ""})`];
+  }));
   const whole = sources.every((each) => each.complete); // otherwise the count ended after some of a large text
   // The figures of the whole are then estimates.
   const all = (key, counted) => (whole ? counted : `about ${count(result.text.reduce((sum, each) => sum + (each[key] ?? 0), 0))}`);
@@ -89,7 +92,7 @@ function Found({ result }) {
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
     ${!whole && html`<p class="note" id="sample">The text is large (${bytes(size)}${kinds.some(([kind]) => PACKED.test(kind)) ? ", packed" : ""}). Looked at: the first ${bytes(total("bytes"))}, ${total("documents").toLocaleString("en")} documents. The figures of the whole are estimated from that; the training takes from all of it.</p>`}
-    ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}
+    ${left.map(([n, why]) => html`<p class="note">${n} ${n === 1 ? "file" : "files"} left out: ${why}</p>`)}
     ${reasons.map((text) => html`<p class="quiet">Left out: ${text}</p>`)}
     ${changed.map((text) => html`<p class="quiet">Masked or cut out: ${text}</p>`)}
     <details><summary>Three documents to read</summary>
@@ -101,14 +104,17 @@ function Found({ result }) {
 const NEAR = 0.25; // bits per byte up to which two texts read alike
 
 // What text of a quality reads like: what a run of this machine wrote at about these bits per byte, or else a measured run
-// on books.
+// on books. Where none was as good or as bad, the nearest, which says so.
 function ReadsLike({ bits, samples }) {
-  const nearest = (all) => all.reduce((best, each) => (!best || Math.abs(each.bits_per_byte - bits) < Math.abs(best.bits_per_byte - bits) ? each : best), null);
-  const near = [nearest(samples.samples), nearest(samples.books)].find((each) => each && Math.abs(each.bits_per_byte - bits) <= NEAR);
-  if (!near) return null;
+  const far = (each) => Math.abs(each.bits_per_byte - bits);
+  const nearest = (all) => all.reduce((best, each) => (!best || far(each) < far(best) ? each : best), null);
+  const both = [nearest(samples.samples), nearest(samples.books)];
+  const near = both.find((each) => each && far(each) <= NEAR), shown = near ?? nearest(both.filter(Boolean));
+  if (!shown) return null;
+  const from = `${shown.run ?? "a model of English books"} wrote at ${fixed(shown.bits_per_byte, 2)} bits per byte of ${shown.run ? "its" : "their"} text`;
   return html`<div id="reads-like"><h3>Text of about this quality</h3>
-    <p class="quiet">${near.run ?? "A model of English books"} wrote this at ${fixed(near.bits_per_byte, 2)} bits per byte of ${near.run ? "its" : "their"} text</p>
-    <div class="text cut" tabindex="0">${near.text}</div></div>`;
+    <p class="quiet">${near ? `This is what ${from}` : `No text that is kept is from so ${shown.bits_per_byte > bits ? "good" : "weak"} a model. The nearest is what ${from}`}</p>
+    <div class="text cut" tabindex="0">${shown.text}</div></div>`;
 }
 
 // The dial: times along the plan's curve.
