@@ -156,7 +156,8 @@ export function FromText({ jobs, entered }) {
   const [looked, look, stopLooking] = useCommand();
   const [planned, plan, stopPlanning] = useCommand();
   const [time, setTime] = useState(entered.time ?? "1h");
-  const [name, setName] = useState(entered.name ?? "");
+  const [typed, setTyped] = useState(entered.name ?? null); // until a person types, the name follows the files
+  const [taken, setTaken] = useState([]);
   const [price, setPrice] = useState(0.1);
   const [samples, setSamples] = useState({ samples: [], books: [] });
   const [state, setState] = useState({});
@@ -164,13 +165,11 @@ export function FromText({ jobs, entered }) {
   useEffect(() => { api("/api/samples").then(setSamples, () => {}); }, []);
   useEffect(() => {
     if (!sources.length) return;
-    api("/api/home").then((home) => setName((now) => {
-      const taken = home.models.map((card) => card.name);
-      if (!now) return suggested(sources, taken);
-      return now === entered.name && taken.includes(now) ? suggested([{ label: now }], taken) : now; // that of a run that failed
-    }), () => {});
+    api("/api/home").then((home) => setTaken(home.models.map((card) => card.name)), () => {});
     look("/api/look", values).then((found) => found && plan("/api/plan", values));
   }, [values]);
+  const failed = typed === entered.name && taken.includes(typed); // that of a run that failed
+  const name = failed ? suggested([{ label: typed }], taken) : typed ?? suggested(sources, taken);
   const start = async (event) => {
     event.preventDefault();
     setState({ busy: true });
@@ -196,7 +195,7 @@ export function FromText({ jobs, entered }) {
       ${planned.value && html`<${Dial} plan=${planned.value.result} time=${time} setTime=${setTime} samples=${samples} price=${price} setPrice=${setPrice} />`}
       ${looked.value && html`<form class="sheet" onSubmit=${start}>
         <div class="row low">
-          <label class="field grow"><span>Name</span><input id="name" required value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+          <label class="field grow"><span>Name</span><input id="name" required value=${name} onInput=${(event) => setTyped(event.target.value)} /></label>
           <label class="field"><span>Time (90s, 30m, 8h, 3d)</span><input id="time" required size="8" value=${time} onInput=${(event) => setTime(event.target.value)} /></label>
           <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
         </div>

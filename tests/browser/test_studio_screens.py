@@ -105,6 +105,7 @@ def test_text_and_answers(page, screen):
     page.click("form button:has-text('Add')")
     page.tab.wait_for_selector("#start", timeout=60_000)
     page.click("button:has-text('Cancel')")  # the plan measures the machine
+    assert page.tab.input_value("#name") == "texts"  # not the name of what was removed
     page.click("summary")
     screen("text", "text", "#start")
     screen("answers-empty", "answers", ".drop")
