@@ -7,15 +7,10 @@ from pathlib import Path
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
+from slm.from_gguf.stores import lm_studio_folders, ollama_folders
 
 STATE = ".studio"
 """In ``runs/``: jobs, uploads, the trash. On the disk of the runs, so that what is deleted is only renamed."""
-OTHERS = {
-    "Ollama's models": ("$OLLAMA_MODELS", "~/.ollama/models", "/usr/share/ollama/.ollama/models"),
-    "LM Studio's models": ("~/.lmstudio/models", "~/.cache/lm-studio/models"),
-    "llama.cpp's downloads": ("$LLAMA_CACHE", "~/.cache/llama.cpp", "~/Library/Caches/llama.cpp"),
-}
-"""Where other programs keep GGUF files, by their documentation."""
 
 
 @dataclass
@@ -73,12 +68,17 @@ class Places:
 
     def known(self) -> list[dict[str, str]]:
         """The folders of other programs that this machine has, and studio was not given yet."""
+        cache = os.environ.get("LLAMA_CACHE") or os.path.expanduser("~/.cache/llama.cpp")
+        programs = {
+            "Ollama's models": ollama_folders(),
+            "LM Studio's models": lm_studio_folders(),
+            "llama.cpp's downloads": [Path(cache)],
+        }
         found: dict[Path, dict[str, str]] = {}
-        for of, places in OTHERS.items():
-            for place in places:
-                path = Path(os.path.expandvars(os.path.expanduser(place)))
+        for of, folders in programs.items():
+            for path in folders:
                 given = any(path.resolve().is_relative_to(each) for each in self.folders)
-                if path.is_absolute() and not given and os.access(path, os.R_OK | os.X_OK):
+                if not given and path.is_dir() and os.access(path, os.R_OK | os.X_OK):
                     found.setdefault(path.resolve(), {"of": of, "path": str(path)})
         return list(found.values())
 

@@ -57,7 +57,7 @@ export async function upload(files, progress = () => {}, signal = undefined) {
 }
 
 // The place for files. `take` gets the list of sources whenever it changes: [{upload, label} | {path, label}].
-export function Files({ sources, take, accept, what }) {
+export function Files({ sources, take, what }) {
   const [state, setState] = useState({});
   const [path, setPath] = useState("");
   const input = useRef(), folder = useRef(), abort = useRef(null);
@@ -100,7 +100,7 @@ export function Files({ sources, take, accept, what }) {
         <button type="button" onClick=${() => input.current.click()}>Choose files</button>
         <button type="button" class="plain" onClick=${() => folder.current.click()}>Choose a folder</button>
       </div>
-      <input type="file" multiple hidden ref=${input} onChange=${chosen} accept=${accept} aria-label="Files" />
+      <input type="file" multiple hidden ref=${input} onChange=${chosen} aria-label="Files" />
       <input type="file" webkitdirectory hidden ref=${folder} onChange=${chosen} aria-label="Folder" />
     </div>
     <form class="row" onSubmit=${named}>

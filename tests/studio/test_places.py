@@ -41,17 +41,16 @@ def test_a_folder_must_be_one_and_not_the_whole_disk(tmp_path):
 
 def test_folders_of_other_programs_are_offered_until_they_are_given(tmp_path, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    for path in (home / ".ollama" / "models", home / ".lmstudio" / "models", elsewhere):
+    for path in (home / ".cache" / "llama.cpp", home / ".lmstudio" / "models", elsewhere):
         path.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("OLLAMA_MODELS", str(elsewhere))
     monkeypatch.delenv("LLAMA_CACHE", raising=False)
     places = Places(tmp_path)
-    offered = [each for each in places.known() if each["path"].startswith(str(tmp_path))]  # not those of this machine
-    assert [(each["of"].split("'")[0], each["path"]) for each in offered] == [
-        ("Ollama", str(elsewhere)),
-        ("Ollama", str(home / ".ollama" / "models")),
-        ("LM Studio", str(home / ".lmstudio" / "models")),
+    assert places.known() == [
+        {"of": "Ollama's models", "path": str(elsewhere)},
+        {"of": "LM Studio's models", "path": str(home / ".lmstudio" / "models")},
+        {"of": "llama.cpp's downloads", "path": str(home / ".cache" / "llama.cpp")},
     ]
     places.add(str(home))
-    assert [each["path"] for each in places.known() if each["path"].startswith(str(tmp_path))] == [str(elsewhere)]
+    assert [each["path"] for each in places.known()] == [str(elsewhere)]
