@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -112,6 +113,30 @@ def test_text_and_answers(page, screen):
     page.tab.fill("input[aria-label=Path]", studio_workspace.LONG)
     page.click("form button:has-text('Add')")
     screen("answers", "answers", "#start")
+
+
+def test_an_upload_tells_how_far_it_is_and_can_be_stopped(page, studio, tmp_path, look):
+    large = tmp_path / "large.txt"
+    large.write_bytes(b"The cat sat on the mat.\n" * 160_000)
+    tab = page.tab
+    page.open(f"{studio.url}#/text")
+    network = page.context.new_cdp_session(tab)
+    network.send("Network.enable")
+    slow = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 100_000}
+    network.send("Network.emulateNetworkConditions", slow)
+    tab.set_input_files("input[type=file] >> nth=0", large)
+    tab.wait_for_selector("[role=progressbar][aria-label=Upload]:not([aria-valuenow='0'])", timeout=60_000)
+    look("text-upload")
+    page.click("button:has-text('Stop the upload')")
+    tab.wait_for_selector("text=The upload was stopped.")
+    assert tab.locator(".chosen li").count() == 0
+    page.wait("!document.querySelector('[role=progressbar]')")
+    uploads = studio.workspace / "runs" / ".studio" / "uploads"
+    deadline = time.monotonic() + 20
+    while left := [each.name for each in uploads.rglob("*") if each.is_file()]:
+        assert time.monotonic() < deadline, left
+        tab.wait_for_timeout(100)
+    assert page.errors == []
 
 
 def test_a_run(page, screen):
