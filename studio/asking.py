@@ -73,3 +73,4 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads its session
         await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # its pipes, before studio's end closes the loop

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextlib
+import gc
 
 import psutil
+import pytest
 
 from slm.studio.asking import ask
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of pipes that were left open
 def test_a_plan_that_is_cancelled_ends_with_its_measurement(tmp_path):
     (tmp_path / "a.txt").write_text("The cat sat on the mat and saw a dog.\n" * 400)
     words = ["plan", "preset=auto", "budget=1h", "plan.plot=", "data=local", "data.files=['a.txt']"]
@@ -24,6 +27,7 @@ def test_a_plan_that_is_cancelled_ends_with_its_measurement(tmp_path):
             await asking
 
     asyncio.run(cancelled())
+    gc.collect()
     _, left = psutil.wait_procs(started, timeout=20)
     assert left == []
 
