@@ -113,9 +113,12 @@ function ReadsLike({ bits, samples }) {
   if (!shown) return null;
   const from = `${shown.run ?? "a model of English books"} wrote at ${fixed(shown.bits_per_byte, 2)} bits per byte of ${shown.run ? "its" : "their"} text`;
   return html`<div id="reads-like"><h3>Text of about this quality</h3>
-    <p class="quiet">${near ? `This is what ${from}` : `No text that is kept is from so ${shown.bits_per_byte > bits ? "good" : "weak"} a model. The nearest is what ${from}`}</p>
+    <p class="quiet">${near ? `This is what ${from}` : `No text of this quality is kept. The nearest is a ${shown.bits_per_byte > bits ? "weaker" : "better"} model's: what ${from}`}</p>
     <div class="text cut" tabindex="0">${shown.text}</div></div>`;
 }
+
+// Also the cost of two minutes is more than nothing.
+const money = (value) => (value > 0 && value < 0.1 ? value.toPrecision(1) : value.toFixed(2));
 
 // The dial: times along the plan's curve.
 function Dial({ plan, time, setTime, samples, price, setPrice }) {
@@ -141,7 +144,7 @@ function Dial({ plan, time, setTime, samples, price, setPrice }) {
           <${Tile} name="file (Q4_K_M)">${bytes(chosen.q4_k_m_bytes)}<//>
           <${Tile} name="memory">${(chosen.memory_bytes / 2 ** 30).toFixed(1)} GiB<//>
           <${Tile} name="reads">${count(chosen.tokens)} tokens <span class="quiet">the text ${chosen.epochs < 10 ? chosen.epochs.toFixed(1) : Math.round(chosen.epochs)} times</span><//>
-          <${Tile} name="money">${((chosen.seconds / 3600) * price).toFixed(2)} <span class="quiet">at <input class="price" aria-label="Price of an hour" type="number" min="0" step="0.01" value=${price} onInput=${(event) => setPrice(Number(event.target.value))} /> an hour</span><//>
+          <${Tile} name="money">${money((chosen.seconds / 3600) * price)} <span class="quiet">at <input class="price" aria-label="Price of an hour" type="number" min="0" step="0.01" value=${price} onInput=${(event) => setPrice(Number(event.target.value))} /> an hour</span><//>
         </div>
         ${chosen.seconds < 0.9 * chosen.budget_s && html`<p class="note">With this text the run ends after ${duration(chosen.seconds)}: reading it again would teach a small model little. More text helps, more time does not.</p>`}
         <${ReadsLike} bits=${chosen.bits_per_byte} samples=${samples} />
