@@ -7,6 +7,13 @@ import { Files } from "./files.js";
 const SHORT = { 120: "2m", 300: "5m", 600: "10m", 1200: "20m", 3600: "1h", 7200: "2h", 14400: "4h", 28800: "8h", 86400: "1d", 259200: "3d" };
 const timeText = (seconds) => SHORT[Math.round(seconds)] ?? duration(seconds);
 
+// Seconds of a time as a person types it (90s, 1h30m); null for anything else.
+function secondsOf(text) {
+  const plain = text.replaceAll(" ", ""), parts = [...plain.matchAll(/(\d+(?:\.\d+)?)([dhms])/g)];
+  const total = parts.reduce((sum, [, number, unit]) => sum + Number(number) * { s: 1, m: 60, h: 3600, d: 86400 }[unit], 0);
+  return parts.map(([part]) => part).join("") === plain ? total || null : null;
+}
+
 // A name for a run that there is not yet, from the files' name.
 export function suggested(sources, taken) {
   const stem = (sources[0]?.label ?? "").replace(/(, …)? \(\d+ files\)$/, "").replace(/[/\\]+$/, "").split(/[/\\]/).at(-1).replace(/\.\w+$/, "");
@@ -123,14 +130,16 @@ const money = (value) => (value > 0 && value < 0.1 ? value.toPrecision(1) : valu
 // The dial: times along the plan's curve.
 function Dial({ plan, time, setTime, samples, price, setPrice }) {
   const curve = plan.curve;
-  const at = Math.max(0, curve.findIndex((each) => timeText(each.budget_s) === time));
-  const chosen = curve[at];
+  // A time that was typed may lie between two points of the dial: the figures are of the nearest.
+  const wanted = secondsOf(time), off = (each) => Math.abs(Math.log(each.budget_s / wanted));
+  const at = wanted ? curve.reduce((best, each, n) => (off(each) < off(curve[best]) ? n : best), 0) : 0;
+  const chosen = curve[at], exact = Math.round(chosen.budget_s) === Math.round(wanted);
   const x = curve.map((each) => each.budget_s);
   return html`<section aria-label="Time">
     <h2>How long may it take?</h2>
     <div class="two">
       <div>
-        <label class="field"><span>Time: ${duration(chosen.budget_s)}</span>
+        <label class="field"><span>Time: ${duration(chosen.budget_s)}${exact ? "" : wanted ? `, the point nearest to ${time}` : ""}</span>
           <input id="dial" type="range" min="0" max=${curve.length - 1} step="1" value=${at} aria-valuetext=${duration(chosen.budget_s)}
             onInput=${(event) => setTime(timeText(curve[event.target.value].budget_s))} /></label>
         <${Chart} title="Predicted bits per byte (lower is better)" logX=${true} at=${x} xName="time" xText=${timeText} yText=${(value) => value.toFixed(2)} mark=${chosen.budget_s}
