@@ -65,7 +65,7 @@ function Reply({ turn }) {
   return html`<div class="turn" role="group" tabindex="0" aria-label="Reply. Arrow keys read the probability of each token." onKeyDown=${key} onPointerLeave=${() => setAt(null)}>
     ${found.map((each, n) => (each.p === undefined ? each.text : html`<span class="token ${n === at ? "here" : ""}" onPointerEnter=${() => setAt(n)} onClick=${() => setAt(n)}
       style=${{ backgroundColor: `rgba(var(--mark), ${((1 - each.p) * 0.6).toFixed(2)})` }}>${each.text}</span>`))}
-    <div class="readout quiet" aria-live="polite">${here?.p === undefined ? "The darker a token, the less probable it was. Point at one." : [`${percent(here)}`, ...here.others.map(percent)].join(here.others.length ? " · " : "")}</div>
+    <div class="readout quiet" aria-live="polite">${here?.p === undefined ? "The stronger a token's colour, the less probable it was. Point at one." : [`${percent(here)}`, ...here.others.map(percent)].join(here.others.length ? " · " : "")}</div>
     <${Figures} turn=${turn} /></div>`;
 }
 
