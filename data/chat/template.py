@@ -291,6 +291,8 @@ class ChatTemplate:
             if role != "assistant" and not written.stands(message["content"], text):
                 what = "the result of a tool" if role == "tool" else f"the {role}'s text"
                 raise TemplateRefusesError(f"the chat template does not write {what}, message {number}")
+        if not written.as_often((each["content"] for each in messages if each["role"] != "assistant"), text):
+            raise TemplateRefusesError("the chat template does not write each of the messages that say the same")
         needs: dict[Capability, bool] = {
             "tools": bool(tools),
             "calls": any(each.get("tool_calls") for each in messages),
