@@ -7,6 +7,7 @@ from typing import Any, Literal
 from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT, TRAITS, Architecture, Traits, known_classes
 from slm.model.foreign.config_values import MULTIPLIERS, cleaned
+from slm.model.foreign.joined import as_plain
 from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
@@ -308,7 +309,7 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> "ModelConfig":
         """Read a ``config.json`` of transformers 4 or 5. UserError for what this model cannot compute."""
-        config = cleaned(config)
+        config = as_plain(cleaned(config))
         name = (config["architectures"] or [None])[0]
         arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
         if arch is None:

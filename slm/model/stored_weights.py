@@ -22,6 +22,7 @@ from torch import Tensor
 from slm.data.errors import UserError, one_line
 from slm.data.wrong_download import wrong_download
 from slm.model.config import quantized_message
+from slm.model.foreign.joined import is_joined, parted
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -42,7 +43,7 @@ _QUANTIZED = {
 
 
 def load_weights(directory: str | Path) -> dict[str, Tensor]:
-    """Every tensor of the model by its Hugging Face name, as stored.
+    """Every tensor of the model by its Hugging Face name, as stored; joined matrices as their parts.
 
     A ``.bin`` file is read as tensors alone: no code in it is run. Raises UserError where there are no weights, a file
     is damaged, and for a quantized checkpoint.
@@ -53,13 +54,17 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         _check(name, tensor, directory)
     names = plain_names(weights, str(directory))
-    return {names[name]: tensor for name, tensor in weights.items()}
+    found = {names[name]: tensor for name, tensor in weights.items()}
+    if is_joined(found):
+        _say(f"note: {directory}: its matrices that are joined are read as their parts (q_proj, k_proj and so on)")
+        return parted(found)
+    return found
 
 
 def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
     """``load_weights`` one tensor at a time, each given up before the next; of a ``tied`` model the one table.
 
-    A ``.bin`` is read whole.
+    A ``.bin``, and a model with joined matrices, are read whole.
     """
     if (places := stored_places(directory, tied=tied)) is None:
         weights = load_weights(directory)
@@ -73,7 +78,7 @@ def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, 
 
 def stored_places(directory: str | Path, *, tied: bool) -> dict[str, tuple[Path, str]] | None:
     """By a tensor's name, the safetensors file that holds it and its name there; of a ``tied`` model the one table.
-    None where the weights are a ``.bin``."""
+    None where the weights are a ``.bin``, or joined."""
     files = _weight_files(Path(directory))
     if files[0].suffix != ".safetensors":
         return None
@@ -82,6 +87,8 @@ def stored_places(directory: str | Path, *, tied: bool) -> dict[str, tuple[Path,
         with _opened(path) as file:
             places |= dict.fromkeys(file.keys(), path)
     names = plain_names(places, str(directory))
+    if is_joined(names.values()):
+        return None
     found = {}
     for each, path in places.items():
         name = names[each]

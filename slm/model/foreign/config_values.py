@@ -16,6 +16,7 @@ _FRACTIONS = (*_POSITIVE[1:], *_NOT_NEGATIVE, "query_pre_attn_scalar", *MULTIPLI
 _NUMBERS = (
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "sliding_window", "conv_L_cache", *_FRACTIONS),
+    *("num_local_experts", "shared_intermediate_size"),
     *("bos_token_id", "eos_token_id"),
 )
 """Keys with numbers as values; those of ``_FRACTIONS`` need not be whole."""
