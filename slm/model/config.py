@@ -312,6 +312,8 @@ class ModelConfig:
         config = as_plain(cleaned(config))
         name = (config["architectures"] or [None])[0]
         arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
+        if arch is None and (name is None or name.endswith("Model")):  # saved without a class, or without the head
+            arch = next((arch for arch, traits in TRAITS.items() if config.get("model_type") == traits.hf_type), None)
         if arch is None:
             reason = f" ({LEFT_OUT[name]})" if name in LEFT_OUT else ""
             raise UserError(
