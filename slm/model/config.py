@@ -309,11 +309,13 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> "ModelConfig":
         """Read a ``config.json`` of transformers 4 or 5. UserError for what this model cannot compute."""
+        unnamed = isinstance(config, dict) and not config.get("architectures")
         config = as_plain(cleaned(config))
         name = (config["architectures"] or [None])[0]
         arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
-        if arch is None and (name is None or name.endswith("Model")):  # saved without a class, or without the head
-            arch = next((arch for arch, traits in TRAITS.items() if config.get("model_type") == traits.hf_type), None)
+        if arch is None:  # saved without a class, or by the one without a head
+            kind = next((arch for arch, traits in TRAITS.items() if config.get("model_type") == traits.hf_type), None)
+            arch = kind if unnamed or (kind and name == TRAITS[kind].hf_class.replace("ForCausalLM", "Model")) else None
         if arch is None:
             reason = f" ({LEFT_OUT[name]})" if name in LEFT_OUT else ""
             raise UserError(
