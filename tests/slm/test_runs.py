@@ -113,7 +113,7 @@ def test_a_path_that_is_not_there_names_the_runs_that_are(tmp_path, monkeypatch)
 
 def test_a_folder_around_a_model_names_it_or_stands_for_it(tmp_path):
     save(tmp_path / "around" / "inner")
-    with pytest.raises(UserError, match="holds a model in a folder further down: give .*around/inner"):
+    with pytest.raises(UserError, match=r"holds a model in a folder further down: give .*around/inner"):
         resolve(tmp_path / "around")
     cached = tmp_path / "models--org--name"
     save(cached / "snapshots" / "0123")

@@ -1,6 +1,8 @@
 """Phi-3 and the dense Granite 4: transformers' models with joined matrices are read as the ones that compute the same,
 trained, and exported as llama.cpp's converter exports them."""
 
+import json
+
 import gguf
 import numpy as np
 import pytest
@@ -89,6 +91,8 @@ def test_a_dense_granite_4_is_exported_as_by_llama_cpps_converter(tmp_path):
     folder = tmp_path / "granite4"
     theirs("granite4").save_pretrained(folder)
     tiny.tokenizer().save(folder)
+    settings = json.loads((folder / "config.json").read_text())  # as the published ones name their layers
+    (folder / "config.json").write_text(json.dumps(settings | {"layer_types": ["attention"] * 2}))
     mine = tiny.write(tmp_path / "ours.gguf", folder)
     converter.convert({folder: tmp_path / "theirs.gguf"}, tmp_path, pre={folder: "gpt-2"})
     ours, reference = (gguf.GGUFReader(each) for each in (mine, tmp_path / "theirs.gguf"))
