@@ -156,6 +156,14 @@ def keep_freed_memory() -> bool:
     return all(done)
 
 
+def give_back_freed_memory() -> None:
+    """Hand the heap's free pages back to the kernel, also those between blocks in use (glibc's ``malloc_trim``): for
+    after something that took much more than what is left of it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def _huge_pages(libc: ctypes.CDLL) -> None:
     """Ask for huge pages where the heap will grow: half of the machine's memory, of which nothing is touched here.
 

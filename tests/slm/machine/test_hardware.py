@@ -20,6 +20,8 @@ del blocks
 assert hardware.rss_bytes() > held - (64 << 20), "freed blocks went back to the kernel"
 heaps = re.findall(r"\\[heap\\]\\n(.*?)VmFlags:([^\\n]*)", open("/proc/self/smaps").read(), re.S)
 assert any("hg" in flags.split() for _, flags in heaps), "no part of the heap asks for huge pages"
+hardware.give_back_freed_memory()
+assert hardware.rss_bytes() < held - (300 << 20), "freed blocks stay"
 """
 
 

@@ -414,9 +414,8 @@ def test_what_cannot_be_tuned_is_one_line(tmp_path):
 @pytest.mark.parametrize("more", [["lora.rank=4"], ["lora.rank=4", "lora.base_bits=8"], []])
 def test_layers_are_computed_again_where_a_step_fits_only_then(more, monkeypatch):
     shape = tiny.config(n_layers=8)
-    config = build(
-        RunConfig, options_of("train", [*more, "init_from=base", "train.seq_len=1024", "train.micro_batch=8"])
-    )
+    words = [*more, "init_from=base", "optim=adamw", "train.seq_len=1024", "train.micro_batch=8"]
+    config = build(RunConfig, options_of("train", words))
     bits = config.lora.base_bits or 4
     state = adapted_bytes(shape, 4, bits) if config.lora.rank else state_bytes(shape, "adamw")
     whole = state + step_bytes(shape, config.train, value_bytes=2)
