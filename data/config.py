@@ -346,11 +346,11 @@ class DataConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """Which tokenizer a run uses, and how one of kind ``bpe`` or ``sentencepiece`` is trained."""
+    """Which tokenizer a run uses, and how one of kind ``bpe``, ``sentencepiece`` or ``unigram`` is trained."""
 
-    kind: Literal["tiktoken", "bpe", "sentencepiece", "file"]
-    """A tiktoken encoding by name; a byte-level BPE, or a BPE over characters with byte fallback (SentencePiece's form,
-    as Llama 2's), trained on the run's own text; a tokenizer from disk."""
+    kind: Literal["tiktoken", "bpe", "sentencepiece", "unigram", "file"]
+    """A tiktoken encoding by name; a byte-level BPE, a BPE over characters with byte fallback (SentencePiece's form,
+    as Llama 2's) or a Unigram tokenizer without (as T5's), trained on the run's own text; a tokenizer from disk."""
     name: str = "gpt2"
     """``tiktoken``: the encoding's name (gpt2, cl100k_base, o200k_base, ...)."""
     fallback: Literal["none", "bpe"] = "none"
@@ -358,7 +358,7 @@ class TokenizerConfig:
     vocab_size: int = 4096
     """For a trained one: most ids, with the end-of-text token and the 256 bytes; little text may give fewer."""
     min_frequency: int = 2
-    """For a trained one: a pair is merged only if it was seen this often."""
+    """For a trained BPE: a pair is merged only if it was seen this often."""
     sample_bytes: int = 50_000_000
     """For a trained one: the size of the text it is trained on, in bytes."""
     split: Split = "gpt2"
@@ -373,7 +373,7 @@ class TokenizerConfig:
     @property
     def trained(self) -> bool:
         """Whether it is trained on the run's own text."""
-        return self.kind in ("bpe", "sentencepiece")
+        return self.kind in ("bpe", "sentencepiece", "unigram")
 
     def __post_init__(self) -> None:
         if self.kind == "bpe" and self.vocab_size < 257:
@@ -384,6 +384,11 @@ class TokenizerConfig:
             raise UserError(
                 f"tokenizer.vocab_size={self.vocab_size} is too small: 256 bytes, two special tokens and the text's "
                 "most frequent characters need 300"
+            )
+        if self.kind == "unigram" and self.vocab_size < 200:
+            raise UserError(
+                f"tokenizer.vocab_size={self.vocab_size} is too small: ASCII and the text's most frequent characters "
+                "need 200"
             )
         if self.min_frequency < 1 or self.sample_bytes < 1:
             raise UserError("tokenizer.min_frequency and tokenizer.sample_bytes must be at least 1")

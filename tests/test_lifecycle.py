@@ -153,16 +153,22 @@ def test_wrong_names_are_one_line_with_the_nearest(command, stories):
         assert len(err.strip().splitlines()) == 1, err
 
 
-def test_a_tokenizer_with_byte_fallback_goes_all_the_way(command, tmp_path):
+TRAINED = (
+    ("sentencepiece", "llama", "the cat sat on 🦙 Ж"),  # byte fallback
+    ("unigram", "t5", "the cat  sat on\na hill"),
+)
+
+
+@pytest.mark.parametrize(("kind", "model", "text"), TRAINED, ids=[each[0] for each in TRAINED])
+def test_a_tokenizer_over_characters_goes_all_the_way(command, tmp_path, kind, model, text):
     """Trained here, in the checkpoint, in the exported file (its proof compares ids), and in the server's counts."""
     corpus = write_corpus(tmp_path / "corpus.jsonl")
-    words = ("tokenizer=sentencepiece", "tokenizer.vocab_size=400", "train.max_steps=2", f"data.files={corpus}")
+    words = (f"tokenizer={kind}", "tokenizer.vocab_size=400", "train.max_steps=2", f"data.files={corpus}")
     run = SmallRun(tmp_path / "runs", *words).finish()
     record = last_json(command("export", f"run={run.root}", "quant=f32"))
     assert record["published"]
-    assert record["tokenizer"] == {"model": "llama", "pre": "default"}
+    assert record["tokenizer"] == {"model": model, "pre": "default"}
     (checkpoint,) = (run.root / "checkpoints").iterdir()
-    text = "the cat sat on 🦙 Ж"
     with running_server(tmp_path / "server.log", run.root) as server:
         found = post(server, "/tokenize", {"content": text})["tokens"]
         assert found == load_tokenizer(checkpoint).encode(text)

@@ -71,6 +71,8 @@ class Account:
     exact_tokens: bool = False
     without_reasoning: int = 0
     """Answers that are learned without the reasoning before them, since the chat template does not write it."""
+    unknown: int = 0
+    """Tokens of characters that the tokenizer does not have, in the sample, extrapolated."""
     rewritten: int = 0
     """Answers that are not learned, since the chat template writes them otherwise than where it asks for them."""
     sample: list[str] = field(default_factory=list)
@@ -111,6 +113,9 @@ class Account:
         if self.without_reasoning:
             count = f"{'' if self.exact_tokens else 'about '}{self.without_reasoning:,}"
             text += f"; the chat template does not write the reasoning of {count} answers"
+        if self.unknown:
+            text += f"; {'' if self.exact_tokens else 'about '}{self.unknown:,} tokens are <unk>: characters that the "
+            text += "tokenizer does not have"
         if self.rewritten:
             text += "; " + REWRITTEN.format(f"{'' if self.exact_tokens else 'about '}{self.rewritten:,}")
         if self.changed:
@@ -134,6 +139,7 @@ class Account:
             "changed": dict(self.changed),
             "without_reasoning": self.without_reasoning,
             "rewritten": self.rewritten,
+            "unknown": self.unknown,
             "exact": self.exact,
             "files": self.listing and self.listing.record(),
         }
@@ -295,7 +301,10 @@ def count_tokens(found: Account, tokenizer: Tokenizer, *, seq_len: int, pairs: b
         return
     encode = make_encode(tokenizer)
     sizes = sum(len(text.encode("utf-8", "replace")) for text in chosen)
-    found.tokens = round(sum(map(len, map(encode, chosen))) * found.taken_bytes / max(1, sizes)) + found.taken
+    made, ratio = [encode(text) for text in chosen], found.taken_bytes / max(1, sizes)
+    found.tokens = round(sum(map(len, made)) * ratio) + found.taken
+    if tokenizer.unknown_id is not None:
+        found.unknown = round(sum(id == tokenizer.unknown_id for ids in made for id in ids) * ratio)
     found.exact_tokens = found.exact and sizes == found.taken_bytes
 
 

@@ -17,7 +17,7 @@ class BadRecordError(ValueError):
 
 USER = (
     *("prompt", "question", "query", "instruction", "user", "human", "problem", "request", "q"),
-    *("questiontext", "prompttext", "userinput", "usermessage", "userprompt", "ask"),
+    *("questiontext", "prompttext", "userinput", "usermessage", "userprompt", "ask", "message"),
 )
 """Names of what is asked, the likeliest first. ``input`` and ``source`` count where none of these is there."""
 ASSISTANT = (
@@ -28,7 +28,7 @@ ASSISTANT = (
 CONTEXT = ("input", "inputs", "context", "contexts", "passage", "background", "paragraph", "article")
 """Names of what a question is about."""
 SYSTEM = ("system", "systemprompt", "systemmessage", "sys", "sysprompt", "systeminstruction")
-TOOLS = ("tools", "functions", "availabletools")
+TOOLS = ("tools", "functions", "availabletools", "toolconfig")
 REASONING = ("reasoningcontent", "reasoning", "thinking", "thought", "thoughts")
 LEARNED = (
     *("weight", "train", "trainable", "loss", "training", "learn", "istrainable", "trainon", "lossweight", "lossmask"),

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from slm.data.chat import marked_text
+from slm.data.chat import marked_text, message_trees
 from slm.data.chat.fields import (
     ASSISTANT,
     CONTEXT,
@@ -26,6 +26,7 @@ from slm.data.chat.fields import (
     spells_null,
 )
 from slm.data.chat.messages import (
+    SPELT_NULLS,
     UNANSWERED,
     Message,
     Reading,
@@ -66,10 +67,13 @@ EXPECTED = (
     "messages, conversations, instruction and output, prompt and completion, question and answer, or chosen and "
     "rejected; data.columns={user: NAME, assistant: NAME} names others"
 )
-VERSION = 3
+VERSION = 4
 """Changes where the same records become other conversations: it is part of the text's fingerprint."""
 
-_TURNS = ("conversations", "conversation", "dialogue", "dialog", "dialogs", "turns", "chat", "data")
+_TURNS = (
+    *("conversations", "conversation", "dialogue", "dialog", "dialogs", "turns", "chat", "data"),
+    *("contents", "chatmessages"),
+)
 _CHOSEN = (
     *("chosen", "chosenresponse", "responsechosen", "responsej", "chosenmessages", "accepted", "preferred"),
     *("preferredoutput", "win"),
@@ -84,7 +88,6 @@ TOOLS_TWICE = "tools left to the system message, which lists them"
 REPLACED = "characters that text cannot hold replaced by U+FFFD"
 OTHER_ANSWERS = "further answers to a question left out"
 OTHER_REPLIES = "replies of message trees that are not the best-ranked ones left out"
-SPELT_NULLS = "texts such as None and null taken as empty"
 
 
 class Read(NamedTuple):
@@ -106,6 +109,8 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
         record = {"messages": record}
     if not isinstance(record, dict):
         raise BadRecordError(f"it is {kind(record)}, not an object with fields")
+    if isinstance(record.get("mapping"), dict) and "current_node" in record:
+        record = {"messages": message_trees.shown(record["mapping"], record["current_node"])}
     fields, reading = Fields(_renamed(record, columns) if columns else record), Reading()
     found, read = _layout(fields)
     if not is_learned(fields, reading):
@@ -115,7 +120,7 @@ def read_record(record: Any, columns: Mapping[str, str] | None = None) -> Read:
     messages = conversation["messages"]
     _add_system(messages, fields, reading)
     check(messages, reading)
-    _add_reasoning(messages, fields)
+    _add_reasoning(messages, fields, reading)
     if "rejected" in conversation:
         if messages[0]["role"] == "system" and conversation["rejected"][0]["role"] != "system":
             conversation["rejected"].insert(0, messages[0])
@@ -252,7 +257,7 @@ def _add_system(messages: list[Message], fields: Fields, reading: Reading) -> No
     if messages and messages[0]["role"] != "system" and fields.has(*SYSTEM):
         system = fields.get(*SYSTEM)
         if isinstance(system, dict):
-            system = Fields(system).get("content", "value", "text")
+            system = Fields(system).get("content", "value", "text", "parts")
         if isinstance(system, list):
             system = "".join(as_text(each.get("text") if isinstance(each, dict) else each) for each in system)
         if not isinstance(system, str):
@@ -263,10 +268,10 @@ def _add_system(messages: list[Message], fields: Fields, reading: Reading) -> No
             messages.insert(0, {"role": "system", "content": system})
 
 
-def _add_reasoning(messages: list[Message], fields: Fields) -> None:
+def _add_reasoning(messages: list[Message], fields: Fields, reading: Reading) -> None:
     """The record's own reasoning belongs to its only answer."""
     answers = [each for each in messages if each["role"] == "assistant"]
-    if len(answers) == 1 and "reasoning_content" not in answers[0] and (thought := reasoning_text(fields)):
+    if len(answers) == 1 and "reasoning_content" not in answers[0] and (thought := reasoning_text(fields, reading)):
         answers[0]["reasoning_content"] = thought
 
 
@@ -288,7 +293,7 @@ def _lists_tools(messages: list[Message], tools: list[dict[str, Any]]) -> bool:
 
 def _history(fields: Fields, reading: Reading) -> list[Message]:
     """What was said before: pairs of question and answer. A pair without an answer is not learned."""
-    history = fields.get("history")
+    history = fields.get("history", "chathistory")
     if isinstance(history, str) and not is_empty(history):  # a table holds it as text
         try:
             history = None if spells_null(history) else parsed(history)
@@ -336,6 +341,8 @@ def _instruction(fields: Fields, reading: Reading) -> dict[str, Any]:
         answer = answer["text"]
     if isinstance(answer, list):
         answer = [each for each in answer if not is_empty(each)]
+        if answer and all(isinstance(each, dict) and isinstance(each.get("text"), str) for each in answer):
+            answer = [each["text"] for each in answer]  # SQuAD's own files
     if is_empty(answer):
         raise BadRecordError("it has no answer")
     if isinstance(answer, list) and all(isinstance(each, str) for each in answer):

@@ -6,6 +6,8 @@ Tested in tests/data/sources/conversations/test_chat_files.py.
 from collections.abc import Sequence
 from typing import Any
 
+from slm.data.chat.fields import is_empty
+
 
 def is_row(value: Any) -> bool:
     """Whether a record is one message of a tree."""
@@ -27,3 +29,18 @@ def join(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         elif not root:
             root = node
     return {"message_tree_id": rows[0].get("message_tree_id"), "prompt": root}
+
+
+def shown(nodes: dict[str, Any], last: Any) -> list[Any]:
+    """The messages that a chat shows, from the first to ``last``: of ChatGPT's exported chats, each node of which names
+    its parent. Without empty ones, which its interface adds."""
+    found, seen = [], set[Any]()
+    while isinstance(node := nodes.get(last), dict) and last not in seen:
+        seen.add(last)
+        message = node.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        said = [content.get(each) for each in ("parts", "text", "result")] if isinstance(content, dict) else []
+        if not is_empty(said):
+            found.append({"author": message["author"], "content": content})
+        last = node.get("parent")
+    return found[::-1]

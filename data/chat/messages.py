@@ -44,9 +44,18 @@ _MARKS = {
     **dict.fromkeys(("false", "no", "off", "f", "n"), 0.0),
     **dict.fromkeys(("true", "yes", "on", "t", "y"), 1.0),
 }
-_OF_CALLS = ("id", "type", "index", "callid", "toolcallid", "function")
+_OF_CALLS = ("id", "type", "index", "callid", "toolcallid", "tooluseid", "function", "status", "thoughtsignature")
 """Fields of a call that its text does not hold."""
 _TEXT_PARTS = ("text", "inputtext", "outputtext")
+_SAID = ("content", "value", "text", "parts", "message", "output")
+"""Fields of a turn with what is said."""
+_WRAPPED = {
+    **dict.fromkeys(("tooluse", "functioncall"), "toolcall"),
+    **dict.fromkeys(("toolresult", "functionresponse"), "toolresult"),
+}
+"""Parts without a type, each an object under its kind: Gemini's and Bedrock's interfaces have such."""
+_ITEMS = {"functioncall": "functioncall", "functioncalloutput": "tool"}
+"""Roles of the turns without one, by their type: OpenAI's Responses interface has such."""
 
 NULL_KEYS = "null keys of calls and tools taken as absent"
 ODD_WEIGHTS = "weights other than 0 and 1 taken as 1"
@@ -54,6 +63,7 @@ BEHIND = "messages behind the last answer left out"
 UNANSWERED = "empty answers of a history not learned"
 EMPTY_QUESTIONS = "empty messages of the user kept"
 ANSWERED_NULL = "answers that say only None, null or the like kept"
+SPELT_NULLS = "texts such as None and null taken as empty"
 BESIDE_CALLS = "texts such as None and null beside calls taken as empty"
 
 
@@ -120,18 +130,24 @@ def _turn(turn: dict[str, Any], number: int, reading: Reading, name: str) -> tup
         return [{"role": role, "content": turn["content"]}], False  # what most turns are, read at once
     fields = Fields(turn)
     role_field = fields.find("role", "from", "speaker", "author", "sender")
-    if role_field is None and fields.has(*SYSTEM, *USER, *ASSISTANT, "input"):
+    item = _ITEMS.get(key(str(turn.get("type")))) if role_field is None else None
+    if role_field is None and item is None and fields.has(*SYSTEM, *USER, *ASSISTANT, "input"):
         messages = _both(fields)
         _note(fields, reading, name)
         return messages, False
     given = fields.get("role", "from", "speaker", "author", "sender")
     if isinstance(given, dict):  # ``author: {"role": ...}``
         given = given.get("role")
+    if item is not None:
+        given = item
+        fields.get("type")
     as_key = key(given) if isinstance(given, str) else ""
     if as_key not in ROLES:
         raise BadRecordError(f"message {number} has the role {given!r}; known are system, user, assistant and tool")
     role = ROLES[as_key]
-    content = fields.get("content", "value", "text", "parts")
+    if item is not None and as_key in _CALLS:
+        return [{"role": role, "content": "", "tool_calls": _calls_in(turn, number, reading)}], True
+    content = fields.get(*_SAID)
     if as_key in _CALLS:
         calls = _calls_in(content if not is_empty(content) else fields.get("toolcalls"), number, reading)
         message: Message = {"role": role, "content": "", "tool_calls": calls}
@@ -153,11 +169,11 @@ def _turn(turn: dict[str, Any], number: int, reading: Reading, name: str) -> tup
             if spells_null(said.text):
                 message["content"] = ""
                 reading.changed[BESIDE_CALLS] += 1
-        if thought := said.reasoning or reasoning_text(fields):
+        if thought := said.reasoning or reasoning_text(fields, reading):
             message["reasoning_content"] = thought
-    for kept in ("name", "toolcallid"):
-        if fields.has(kept) and isinstance(value := fields.get(kept), str):
-            message["tool_call_id" if kept == "toolcallid" else kept] = value
+    for kept, names in (("name", ("name",)), ("tool_call_id", ("toolcallid", "callid"))):
+        if fields.has(*names) and isinstance(value := fields.get(*names), str):
+            message[kept] = value
     results = said.results
     messages = [*results, message] if said.text.strip() or not results else results
     return _with_mark(messages, fields, reading, name), False
@@ -173,7 +189,7 @@ def _with_mark(messages: list[Message], fields: Fields, reading: Reading, name: 
     return messages
 
 
-def reasoning_text(fields: Fields) -> str:
+def reasoning_text(fields: Fields, reading: Reading) -> str:
     """The reasoning of an object: text, a list of texts, or an object with text."""
     thought = fields.value(*REASONING)
     parts = thought if isinstance(thought, list | tuple) else [thought]
@@ -185,7 +201,10 @@ def reasoning_text(fields: Fields) -> str:
     if not texts or not all(isinstance(each, str) for each in texts):
         return ""
     fields.get(*REASONING)
-    return "\n\n".join(texts)
+    said = [each for each in texts if not spells_null(each)]
+    if len(said) < len(texts):
+        reading.changed[SPELT_NULLS] += 1
+    return "\n\n".join(said)
 
 
 def _note(fields: Fields, reading: Reading, name: str) -> None:
@@ -243,9 +262,12 @@ class _Parts:
         self.reasoning = ""
         self.calls: list[dict[str, Any]] = []
         self.results: list[Message] = []
+        if isinstance(content, dict) and role != "tool" and not isinstance(content.get("type"), str):
+            content = _inner(content)
         parts = content if isinstance(content, list | tuple) else [content]
         if role == "tool" and not _are_texts(parts):
-            self.text = as_text(content)  # a result may be any object
+            wrapped = _alone(parts[0], "json") if len(parts) == 1 else None  # as Bedrock has it
+            self.text = as_text(content if wrapped is None else wrapped)  # a result may be any object
             return
         for part in parts:
             if is_absent(part):
@@ -261,8 +283,16 @@ class _Parts:
 
     def _add(self, part: dict[str, Any], role: str, number: int, reading: Reading) -> None:
         fields = Fields(part)
-        what = str(part.get("type") or ("text" if fields.has("text") or "text" in part else "")).replace("_", "")
-        if what in _TEXT_PARTS:
+        inner = None if part.get("type") else next((each for each in _WRAPPED if fields.has(each)), None)
+        if inner and isinstance(fields.value(inner), dict):
+            part = fields.get(inner)
+            _note(fields, reading, "content")
+            fields, what = Fields(part), _WRAPPED[inner]
+        else:
+            what = str(part.get("type") or ("text" if fields.has("text") or "text" in part else "")).replace("_", "")
+        if what in _TEXT_PARTS and role == "assistant" and fields.value("thought") is True:  # Gemini's
+            self.reasoning += as_text(fields.get("text"))
+        elif what in _TEXT_PARTS:
             fields.get("type")
             text = fields.get("text", "content", "value")
             if isinstance(text, dict):  # OpenAI's assistants have it one deeper
@@ -274,9 +304,12 @@ class _Parts:
         elif what in ("tooluse", "toolcall", "functioncall") and role == "assistant":
             self.calls += _calls_in(part, number, reading)
         elif what == "toolresult":
-            result: Message = {"role": "tool", "content": _Parts(fields.get("content"), "tool", number, reading).text}
-            made = fields.get("tooluseid", "toolcallid")
-            self.results.append(result | ({"tool_call_id": made} if isinstance(made, str) else {}))
+            returned = fields.get("content", "response", "output", "result")
+            result: Message = {"role": "tool", "content": _Parts(returned, "tool", number, reading).text}
+            for kept, names in (("tool_call_id", ("tooluseid", "toolcallid", "id")), ("name", ("name",))):
+                if isinstance(made := fields.get(*names), str):
+                    result[kept] = made
+            self.results.append(result)
         else:
             is_part = isinstance(part.get("type"), str)
             shown = f"holds a part of the type {part['type']!r}" if is_part else "is an object"
@@ -289,8 +322,22 @@ def _are_texts(parts: Any) -> bool:
         is_absent(part)
         or isinstance(part, str)
         or (isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text"))
+        or isinstance(_alone(part, "text"), str)
         for part in parts
     )
+
+
+def _inner(content: dict[str, Any]) -> Any:
+    """What an object that is a turn's whole content says: ``{"parts": [...]}``, ``{"text": ...}``; else the object."""
+    fields = Fields(content)
+    found = fields.find("parts", "text", "content", "value")
+    return content if found is None or isinstance(content[found], dict) else content[found]
+
+
+def _alone(part: Any, name: str) -> Any:
+    """What a part holds under ``name`` if that is all that it holds, else None."""
+    said = [each for each, value in part.items() if not is_absent(value)] if isinstance(part, dict) else []
+    return part[name] if said == [name] else None
 
 
 def _calls_in(calls: Any, number: int, reading: Reading) -> list[dict[str, Any]]:
@@ -318,6 +365,11 @@ def tool_call(call: Any, number: int, reading: Reading) -> dict[str, Any] | None
             raise BadRecordError(f"the tool call of message {number} is not JSON") from None
     given = call if isinstance(call, dict) else {}
     inner = given.get("function")
+    if isinstance(inner, str) and inner.lstrip().startswith("{"):  # the function as text
+        try:
+            inner = parsed(inner)
+        except ValueError:
+            raise BadRecordError(f"the tool call of message {number} holds a function that is not JSON") from None
     function = inner if isinstance(inner, dict) and not is_empty(inner) else given
     fields = Fields(function)
     name = fields.get("name", "toolname", "functionname") if inner is None or function is inner else None
@@ -331,7 +383,8 @@ def tool_call(call: Any, number: int, reading: Reading) -> dict[str, Any] | None
     made: dict[str, Any] = {"type": "function", "function": {"name": name}}
     made["function"]["arguments"] = _arguments(arguments, number, reading)
     reading.unused.update(f"tool_calls.{each}" for each in fields.unused() if key(each) not in _OF_CALLS)
-    return made | ({"id": given["id"]} if isinstance(given.get("id"), str) else {})
+    id = Fields(given).value("id", "callid", "tooluseid") if call is given else None
+    return made | ({"id": id} if isinstance(id, str) else {})
 
 
 def _arguments(arguments: Any, number: int, reading: Reading) -> dict[str, Any]:
@@ -365,10 +418,24 @@ def read_tools(tools: Any, reading: Reading) -> list[dict[str, Any]]:
     if is_empty(tools):
         return []
     if isinstance(tools, dict):
-        tools = [tools]
+        tools = tools["tools"] if isinstance(tools.get("tools"), list) else [tools]
     if not isinstance(tools, list | tuple):
         raise BadRecordError("its tools are no list")
-    return [_tool(each, reading, as_text) for each in tools if not is_empty(each)]
+    listed = [inner for each in tools for inner in (_declared(each) or [each])]
+    return [_tool(each, reading, as_text) for each in listed if not is_empty(each)]
+
+
+def _declared(tool: Any) -> Any:
+    """Gemini's list of functions in one tool; Bedrock's tool in its wrapping; else None."""
+    if not isinstance(tool, dict):
+        return None
+    fields = Fields(tool)
+    if isinstance(spec := fields.value("toolspec"), dict):
+        schema = Fields(spec).value("inputschema")
+        schema = schema.get("json", schema) if isinstance(schema, dict) else schema
+        return [{"name": spec.get("name"), "description": spec.get("description"), "parameters": schema}]
+    found = fields.value("functiondeclarations")
+    return found if isinstance(found, list) else None
 
 
 def _tool(tool: Any, reading: Reading, as_text: bool) -> dict[str, Any]:

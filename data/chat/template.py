@@ -103,7 +103,7 @@ class ChatTemplate:
         that are rendered."""
         self.source = text
         self.bos, self._eos = bos, eos
-        self._control_tokens, self._name, self._given_moment = control_tokens, name, moment
+        self.control_tokens, self._name, self._given_moment = control_tokens, name, moment
         self._moment = moment or datetime.datetime.now()
         self._reasoning_keys = tuple(dict.fromkeys(_REASONING.findall(text)))
         self.control = ControlTokens(control_tokens)
@@ -119,7 +119,7 @@ class ChatTemplate:
             text,
             bos=self.bos,
             eos=self._eos,
-            control_tokens=self._control_tokens,
+            control_tokens=self.control_tokens,
             name=self._name,
             moment=self._given_moment,
         )
@@ -291,6 +291,8 @@ class ChatTemplate:
             if role != "assistant" and not written.stands(message["content"], text):
                 what = "the result of a tool" if role == "tool" else f"the {role}'s text"
                 raise TemplateRefusesError(f"the chat template does not write {what}, message {number}")
+        if not written.as_often((each["content"] for each in messages if each["role"] != "assistant"), text):
+            raise TemplateRefusesError("the chat template does not write each of the messages that say the same")
         needs: dict[Capability, bool] = {
             "tools": bool(tools),
             "calls": any(each.get("tool_calls") for each in messages),

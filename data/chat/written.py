@@ -5,7 +5,8 @@ Tested in tests/data/chat/test_template.py.
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 END_OF_THINK = "</think>"
@@ -22,6 +23,12 @@ def stands(said: str, text: str) -> bool:
         return True
     plain = _SPACE.sub("", text).casefold()
     return any(_SPACE.sub("", each).casefold() in plain for each in spelt)
+
+
+def as_often(texts: Iterable[str], text: str) -> bool:
+    """Whether those that say the same stand in a text as often, where they stand there letter by letter."""
+    counts = Counter(each.strip() for each in texts)
+    return all(n < 2 or not said or not 0 < text.count(said) < n for said, n in counts.items())
 
 
 def call_stands(call: dict[str, Any], text: str) -> bool:
@@ -43,7 +50,8 @@ def missing(message: dict[str, Any], text: str) -> str:
         if END_OF_THINK not in content or not said.strip() or not stands(said, text):
             return "the text"
     calls = message.get("tool_calls") or []
-    return "" if all(call_stands(each, text) for each in calls) else "the tool calls"
+    names = [each["function"]["name"] for each in calls]
+    return "" if as_often(names, text) and all(call_stands(each, text) for each in calls) else "the tool calls"
 
 
 def drops_reasoning(message: dict[str, Any], text: str) -> bool:

@@ -49,7 +49,7 @@ def report_of(folder: Path) -> dict[str, Any]:
 
 def _name(options: dict[str, Any]) -> str:
     """What messages call the tokenizer."""
-    if options["tokenizer.kind"] in ("bpe", "sentencepiece"):
+    if options["tokenizer.kind"] in ("bpe", "sentencepiece", "unigram"):
         return f"{options['tokenizer.kind']}-{options['tokenizer.vocab_size']}"
     return str(options["tokenizer.name"] if options["tokenizer.kind"] == "tiktoken" else options["tokenizer.path"])
 

@@ -19,6 +19,8 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]+")
 _ODD = 0.03
 """Runs of control characters per byte, by which bytes are no text of one byte a character, such as UTF-8. A run counts
 once: a text with a hole of NULs is one that a crash has damaged."""
+_ALL = 0.95
+"""Most share of control characters in a text."""
 _MANY = 5
 """More different control characters than this are in no text."""
 _WIDE_NULS = 0.2
@@ -54,6 +56,8 @@ def not_text(beginning: bytes) -> str:
         return "ISO-2022-KR" if b"$)C" in escape[0] else "ISO-2022-JP"
     runs = _CONTROLS.findall(beginning)
     kinds = set(b"".join(runs))
+    if sum(map(len, runs)) > _ALL * len(beginning):
+        return "bytes that are no text"  # such as the NULs of a file whose blocks were never written
     if len(runs) <= _ODD * len(beginning) and len(kinds) <= _MANY:
         return ""
     if kinds == {0} and beginning.count(0) < _WIDE_NULS * len(beginning) and _is_utf8(beginning):

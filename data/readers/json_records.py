@@ -6,7 +6,7 @@ Tested in tests/data/sources/test_files.py.
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from slm.data.bad_records import BadRecordError
@@ -19,6 +19,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 _SHORT = 16
 """Characters: an error so close to the end of what was read may be a token that is cut off, "\\ud83" or "tru"."""
 TORN = "the file ends within this record: is it complete?"
+TORN_LINE = "the line ends within its record: is the file complete?"
 
 
 class Unreadable(NamedTuple):
@@ -62,8 +63,13 @@ class JsonLines:
             return ""
         # The offset of the line's first byte, or of its second if a line end follows it: the same line.
         at = end - len(raw)
+        if raw.count(b"\0") > len(raw) // 4:  # Python would read one such line, and the next by its other half
+            raise BadRecordError("UTF-16 within other text", advice="correct it", offset=at)
         try:
-            row = json.loads(raw.removeprefix(BYTE_ORDER_MARK))
+            text = raw.removeprefix(BYTE_ORDER_MARK).decode("utf-8", "surrogatepass")
+            row = json.loads(text, object_pairs_hook=hook_once((reading.text_field,)))
+        except RepeatedKeyError as error:
+            raise BadRecordError(str(error), offset=at) from error
         except UnicodeDecodeError as error:
             raise BadRecordError(
                 "not UTF-8",
@@ -72,32 +78,14 @@ class JsonLines:
             ) from error
         except (ValueError, RecursionError) as error:
             torn = getattr(error, "pos", 0) >= len(raw) - _SHORT or "Unterminated string" in str(error)
+            torn = torn and "Extra data" not in str(error)  # behind a whole record
             raise BadRecordError(
                 "not a line of JSON",
                 detail=error,
-                advice=TORN if torn else "JSON lines hold one object each",
+                advice=TORN_LINE if torn else "JSON lines hold one object each",
                 offset=at,
             ) from error
-        if key := repeated_key(raw, row, [reading.text_field]):
-            raise BadRecordError(f"the key {key!r} stands more than once", offset=at)
         return text_of(row, reading, offset=at)
-
-
-def repeated_key(raw: bytes, row: Any, names: Iterable[str]) -> str:
-    """The first of the ``names`` that the object in ``raw``, read as ``row``, has more than once, of which Python keeps
-    the last; empty where none is."""
-    if not isinstance(row, dict):
-        return ""
-    likely = [name for name in names if raw.count(json.dumps(name, ensure_ascii=False).encode("utf-8", "replace")) > 1]
-    if not likely:
-        return ""
-    keys: list[str] = []
-
-    def note(pairs: list[tuple[str, Any]]) -> None:
-        keys[:] = [key for key, _ in pairs]  # the outermost object is the last that ends
-
-    json.loads(raw.removeprefix(BYTE_ORDER_MARK), object_pairs_hook=note)
-    return next((name for name in likely if keys.count(name) > 1), "")
 
 
 def _line(held: list[bytes], size: int) -> bytes | Unreadable:
@@ -111,7 +99,7 @@ class JsonValues:
     values. An array is never held as a whole."""
 
     def read(self, stream: BinaryIO, path: str, start: int, reading: Reading) -> Iterator[tuple[Any, int]]:
-        for number, found in enumerate(values(stream), 1):
+        for number, found in enumerate(values(stream, once=(reading.text_field,)), 1):
             if number > start:
                 yield found.value, number
 
@@ -121,23 +109,44 @@ class JsonValues:
         return text_of(raw, reading, place=f"record {end}")
 
 
+class RepeatedKeyError(ValueError):
+    """An object has a key more than once, of which Python keeps the last."""
+
+
+def hook_once(names: Collection[str] = ()) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """An ``object_pairs_hook`` that raises RepeatedKeyError where an object, at any depth, has one of the ``names``
+    more than once; without ``names`` any key."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next((key for key in found if keys.count(key) > 1 and (not names or key in names)), None)
+            if twice is not None:
+                raise RepeatedKeyError(f"the key {twice!r} stands more than once")
+        return found
+
+    return made
+
+
 class Value(NamedTuple):
     """A value of a stream of JSON, and where it stands."""
 
     value: Any
-    """``Unreadable`` where it is not UTF-8."""
+    """``Unreadable`` where it is not UTF-8, or has a key more than once."""
     line: int
     """The number of its first line, from 1."""
     inside: bool
     """Whether it is an element of an array at the top level."""
 
 
-def values(stream: BinaryIO, begun: bytes = b"") -> Iterator[Value]:
+def values(stream: BinaryIO, begun: bytes = b"", once: Collection[str] = ()) -> Iterator[Value]:
     """The elements of the arrays, and the other values, at the top level of the stream, which ``begun`` stands before.
 
+    ``once``: keys that may not stand more than once in an object; empty: all of them.
     BadRecordError, with the line, where it is no JSON or ends within a value. What came before has been given then.
     """
-    decode = json.JSONDecoder().raw_decode
+    decode, again = json.JSONDecoder(object_pairs_hook=hook_once(once)).raw_decode, json.JSONDecoder().raw_decode
     # Bytes that are not UTF-8 become lone surrogates, so that the record that has them can be named.
     utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
     text, at, line = utf8.decode(begun), 0, 1  # line: the number of the one that ``at`` is in
@@ -151,7 +160,10 @@ def values(stream: BinaryIO, begun: bytes = b"") -> Iterator[Value]:
                 inside, at = not inside, at + 1
                 continue
             try:
-                value, end = decode(text, at)
+                try:
+                    value, end = decode(text, at)
+                except RepeatedKeyError as error:
+                    value, end = Unreadable(str(error)), again(text, at)[1]
             except (ValueError, RecursionError) as error:
                 problem = error
             else:

@@ -13,7 +13,9 @@ from slm.data.readers.bounds import OneDocument, need
 REPEATED = 3
 """A line that is the first or the last of this many pages is a page header or footer; two are enough for one that has
 the page's number in it."""
-NUMBER = re.compile(r"\d{1,6}")
+NUMBER = re.compile(r"\d{1,6}|\b[ivxlc]{1,7}$")
+"""A number, or a Roman one at a line's end."""
+_ROMAN = {"i": 1, "v": 5, "x": 10, "l": 50, "c": 100}
 SURE = 0.9
 """Share of a word's estimated width."""
 BLANK = 1.35
@@ -104,22 +106,35 @@ def _box(words: Any, index: int, raw: Any) -> tuple[float, float, float, float]:
 
 def _without_headers(pages: list[list[Line]]) -> list[list[Line]]:
     """Pages without page numbers, and without first and last lines that other pages have, too."""
+    with_number = set[int]()  # pages without their number now: a further line with one is no header
     for edge in (0, -1):
         for _ in range(2):  # of headers of two lines
             lines = {number: page[edge].text for number, page in enumerate(pages) if page}
             same = Counter(lines.values())
-            numbered = Counter(_numbered(line, number) for number, line in lines.items())
+            ahead = {number: _numbers(line, number) for number, line in lines.items() if number not in with_number}
+            numbered = Counter(each for found in ahead.values() for each in found)
             for number, line in lines.items():
-                counts = numbered[_numbered(line, number)] > 1 and NUMBER.search(line)
+                counts = any(numbered[each] >= least for each, least in ahead.get(number, {}).items())
+                if counts:
+                    with_number.add(number)
                 if counts or same[line] >= REPEATED or line.strip("-–| ").isdigit():
                     del pages[number][edge]
     return pages
 
 
-def _numbered(line: str, page: int) -> tuple[str, int]:
-    """A line without its numbers, and how far the last of them is ahead of the page: alike in headers with numbers."""
-    numbers = NUMBER.findall(line)
-    return NUMBER.sub("#", line), int(numbers[-1]) - page if numbers else -page
+def _numbers(line: str, page: int) -> dict[tuple[str, int, int], int]:
+    """A line without its numbers, which of them it is, and how far that is ahead of the page: alike in headers with the
+    page's number, also next to how many pages there are. With how many pages must have such a line."""
+    without, numbers = NUMBER.sub("#", line), NUMBER.findall(line)
+    last = len(numbers) - 1
+    return {(without, at, _value(each) - page): 2 if at == last else REPEATED for at, each in enumerate(numbers)}
+
+
+def _value(number: str) -> int:
+    if number.isdigit():
+        return int(number)
+    values = [_ROMAN[each] for each in number]
+    return sum(-one if one < other else one for one, other in zip(values, [*values[1:], 0], strict=True))
 
 
 def _join(pages: list[list[Line]]) -> str:

@@ -45,7 +45,9 @@ class Table:
         encoding, mark = _encoding(sample)
         beginning = sample[mark:].decode(encoding, "replace")
         delimiter = self._delimiter or _delimiter(beginning)
-        lines = _Lines(itertools.chain([sample], iter(lambda: stream.read(CHUNK), b"")), mark, encoding)
+        # Spreadsheets for Macintosh end a line with CR alone.
+        end = "\r" if "\r" in beginning and "\n" not in beginning else "\n"
+        lines = _Lines(itertools.chain([sample], iter(lambda: stream.read(CHUNK), b"")), mark, encoding, end)
         rows = csv.reader(lines, delimiter=delimiter)
         names = _next(rows, lines)
         while names is not None and not any(map(str.strip, names)):
@@ -94,10 +96,10 @@ class Table:
 class _Lines:
     """Lines as text, with the position in bytes after the last one. The csv module asks for as many as a row has."""
 
-    def __init__(self, chunks: Iterator[bytes], mark: int, encoding: str) -> None:
+    def __init__(self, chunks: Iterator[bytes], mark: int, encoding: str, end: str) -> None:
         self._chunks = chunks
         self._encoding = encoding
-        self._end = "\n".encode(encoding)
+        self._end = end.encode(encoding)
         self._buffer = b""
         self._at = 0
         self.position = 0

@@ -113,7 +113,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "wiki": ("mwparserfromhell",),
 }
 """What reads a kind, of the extra ``slm[documents]``."""
-VERSION = 1
+VERSION = 2
 """Version of the conversions. Another version may give other texts, so it invalidates caches and positions."""
 
 _BY_SUFFIX = {suffix: kind for kind, each in KINDS.items() for suffix in each.suffixes}
@@ -131,6 +131,8 @@ _HTML = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+ht
 
 _MAILBOX = re.compile(rb"From [^\n]+\n(?:[A-Za-z-]+:[^\n]*\n(?:[ \t][^\n]*\n)*)*?(?:From|Subject|Date):", re.IGNORECASE)
 """How a mailbox begins: Thunderbird's files have no ending."""
+_MAILDIR = re.compile(r"(?:^|/)(?:cur|new)/\d+\.[^/]+$")
+"""A message in a Maildir: its time, what makes it unique, the machine's name, flags."""
 
 
 class Told(NamedTuple):
@@ -186,7 +188,7 @@ def of_bytes(path: str, first: bytes) -> Told:
     if kind == "jsonl":
         start = first.removeprefix(BYTE_ORDER_MARK).lstrip()
         return Told("json" if start[:1] == b"[" or start.split(b"\n", 1)[0].strip() == b"{" else "jsonl", wrong)
-    if kind is None and _HTML.match(first):
+    if (kind is None or suffix(path) in (".txt", ".text")) and _HTML.match(first):
         return Told("html")
     if kind is None and not wrong and first and not suffix(path):
         kind = "mail" if _MAILBOX.match(first) else "text"
@@ -203,12 +205,12 @@ def bare_name(path: str) -> str:
 
 def suffix(path: str) -> str:
     """The name's ending with its dot, in lower case and before .gz or .zst; ``""`` if it has none."""
-    return os.path.splitext(bare_name(path))[1].rstrip(".")
+    return "" if _MAILDIR.search(path) else os.path.splitext(bare_name(path))[1].rstrip(".")
 
 
 def suffix_kind(path: str) -> str | None:
     """The kind that the file's name says, None for a name that says none."""
-    return _BY_SUFFIX.get(suffix(path))
+    return "mail" if _MAILDIR.search(path) else _BY_SUFFIX.get(suffix(path))
 
 
 def title(kind: str | None) -> str:

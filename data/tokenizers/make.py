@@ -103,6 +103,8 @@ def make_tokenizer(
     if config.trained:
         if config.kind == "bpe":
             from slm.data.tokenizers.train_bpe import train
+        elif config.kind == "unigram":
+            from slm.data.tokenizers.train_unigram import train
         else:
             from slm.data.tokenizers.train_characters import train
 

@@ -91,6 +91,16 @@ class Tokenizer:
         """Changes with tokenizer.json."""
         return hashlib.blake2b(self.files["tokenizer.json"], digest_size=8).hexdigest()
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of every character that is no token; None where a tokenizer spells all by their bytes."""
+        model = self.spec["model"]
+        if self._byte_level or model.get("byte_fallback"):
+            return None
+        if self.kind == "Unigram":
+            return model.get("unk_id")
+        return model["vocab"].get(model.get("unk_token"))
+
     def __getstate__(self) -> dict[str, Any]:
         return {"files": self.files, "name": self.name, "eot_token": self.eot_token, "begins": self.begins}
 

@@ -8,8 +8,6 @@ has the same ids,
 - every way to make a token of two others is listed, by the token's rank;
 - nothing that could be joined to the name of a special token or of a byte is a token.
 
-Unigram, SentencePiece's other kind, is not trained here: llama.cpp's tokenizer of that kind has no byte fallback.
-
 Tested in tests/slm/vocabulary/test_trained_splits.py.
 """
 
@@ -30,12 +28,12 @@ UNKNOWN = "<unk>"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 FIRST = [UNKNOWN, EOT, *BYTES]
 """The tokens that are there before any text is read."""
-_LEARN_FROM: dict[str, list[Any]] = {
+LEARN_FROM: dict[str, list[Any]] = {
     "gpt2": [pre_tokenizers.Split(Regex(GPT2), "isolated")],
     "digits": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Split(Regex(GPT2), "isolated")],
     "code": [pre_tokenizers.Split(Regex(QWEN2), "isolated")],
 }
-_WORDS = rf"(?m:.)(?:[^{SPACE}]|(?<=[\s{SPACE}]){SPACE})*"
+WORDS = rf"(?m:.)(?:[^{SPACE}]|(?<=[\s{SPACE}]){SPACE})*"
 """Cuts before a space that follows something else. No token reaches over that, so it changes no id and saves time."""
 
 
@@ -55,7 +53,7 @@ def train(
     room = vocab_size - len(FIRST)
     learner = Tokenizer(models.BPE())
     spaces = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="never", split=False)
-    learner.pre_tokenizer = pre_tokenizers.Sequence([*_LEARN_FROM[split], spaces])
+    learner.pre_tokenizer = pre_tokenizers.Sequence([*LEARN_FROM[split], spaces])
     trainer = trainers.BpeTrainer(
         vocab_size=max(room, 1),
         min_frequency=min_frequency,
@@ -82,7 +80,7 @@ def of_pieces(pieces: list[str]) -> dict[str, bytes]:
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
         "pre_tokenizer": {
             "type": "Split",
-            "pattern": {"Regex": _WORDS},
+            "pattern": {"Regex": WORDS},
             "behavior": "Isolated",
             "invert": False,
         },

@@ -184,7 +184,7 @@ class Limiter:
 
     def __init__(self, options: BenchOptions, path: Path, prompt_tokens: int) -> None:
         self._path = path
-        self._batches = sorted({*options.clients, *([options.extra_clients] if options.extra else [])})
+        self._batches = sorted({*options.clients, *(options.extra_clients if options.extra else [])})
         self._shape = {"prompt_tokens": prompt_tokens, "new_tokens": options.new_tokens}
         server = find_tool("llama-server", options.llama_server)
         wanted = options.llama_server != "off"

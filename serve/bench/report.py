@@ -14,6 +14,7 @@ _TITLES = {
     "plain": "Closed loop: so many clients at once, streamed completions",
     "open": "Open loop: random arrivals, as a part of the limit",
     "prefix": "A shared prefix (closed loop)",
+    "json": "Replies under a JSON Schema (closed loop)",
     "repeat": "Greedy replies that repeat themselves (closed loop)",
     "busy": "One other busy process (closed loop)",
 }

@@ -84,6 +84,18 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ThoughtLimit:
+    """How long a reply may reason."""
+
+    tokens: int
+    """Most of them; behind these the engine writes ``end``, and the model goes on."""
+    opened: bool
+    """Whether the prompt ends inside the reasoning. Else a reply that begins with ``begin`` has some."""
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Generate:
     """One sequence to continue."""
 
@@ -103,6 +115,14 @@ class Generate:
     """Texts that end it, and names of control tokens."""
     stop_until: str = ""
     """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
+    thought: ThoughtLimit | None = None
+    """None: it reasons as long as it likes."""
+    n_keep: int = 0
+    """With ``context_shift``, the first tokens of the prompt that always stay; -1: all of them."""
+    n_discard: int = 0
+    """With ``context_shift``, how many tokens behind these go at a time; 0: half of them."""
+    shown: tuple[str, ...] = ()
+    """Control tokens whose names are part of the text that comes out: those of tool calls."""
     sampling: SamplingParams = SamplingParams()
     adapters: tuple[float, ...] = ()
     """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""
@@ -350,6 +370,8 @@ class Delta:
     """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0
     """Draft tokens that were accepted."""
+    dropped_tokens: int = 0
+    """The oldest ones that were dropped because the context was full (``context_shift``), counted in the last delta."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,11 +33,18 @@ class Backward:
         self._gelu = int(work.config.traits.activation != "silu")
 
     def run(self, ids_N: Tensor, dx_ND: Tensor) -> None:
-        """Add every gradient below the last layer's output, whose own gradient ``dx_ND`` is used up."""
-        for index in reversed(range(len(self._layers))):
+        """Add every gradient from the lowest weights that learn to the last layer's output. The output's own gradient
+        ``dx_ND`` is used up."""
+        for index in reversed(range(self._lowest(), len(self._layers))):
             self._layer(index, dx_ND)
             self._work.progress(1 - 2 * index / (3 * len(self._layers)))
         self._embed(ids_N, dx_ND)
+
+    def _lowest(self) -> int:
+        """The lowest layer that the gradient must go through."""
+        if self._work.model.model.embed_tokens.weight.requires_grad:
+            return 0
+        return next(filter(self._work.learns, range(len(self._layers))), len(self._layers))
 
     def _layer(self, index: int, dx_ND: Tensor) -> None:
         """Turn ``dx_ND`` from the gradient of layer ``index``'s output into that of its input, in place."""

@@ -198,7 +198,7 @@ class Fused:
             raise ValueError(f"ids holds {int(ids_BT.min())}, which is no token")
         if starts_BT is not None:
             _check_starts(starts_BT, ids_BT.shape[:2])
-        self._work.keep_packed(self._keep_packed and not (learns and self._one_pass))
+        self._work.keep_packed(self._keep_packed and not (learns and self._one_pass), frozen=self._keep_packed)
         self._work.prepare(ids_BT, starts_BT, rows)
 
 

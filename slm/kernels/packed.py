@@ -34,10 +34,15 @@ class PackedWeights:
         self.low_rank: LowRankStack | None = None
         """The adapters of the layers, where they have some."""
 
+    @property
+    def frozen(self) -> bool:
+        """Whether none of the weights is trained."""
+        return not any(weight.requires_grad for weight in self.weights)
+
     def forget(self) -> None:
         """The weights have changed, if they are not frozen, and adapters have: what was made of them is out of date
         (its memory is used again)."""
-        if any(weight.requires_grad for weight in self.weights):
+        if not self.frozen:
             self._ready.clear()
         if self.low_rank is not None:
             self.low_rank.forget()

@@ -88,10 +88,18 @@ class Workspace:
         self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
         self.head = PackedWeights(kernels.head, [model.head], keep=keep_packed)
 
-    def keep_packed(self, keep: bool) -> None:
-        """From now on packed weights are kept, or made at each use."""
+    def keep_packed(self, keep: bool, *, frozen: bool) -> None:
+        """From now on packed weights are kept, or made at each use. ``frozen``: the same for those that never
+        change."""
         for packed in self._all_packed():
-            packed.keep = keep
+            packed.keep = frozen if packed.frozen else keep
+
+    def learns(self, index: int) -> bool:
+        """Whether layer ``index`` has weights that are trained, or adapters."""
+        stacks = (self.qkv[index], self.o[index], self.gate_up[index], self.down[index])
+        return any(each.low_rank is not None for each in stacks) or any(
+            each.requires_grad for each in self.layers[index].parameters()
+        )
 
     def use(self, kernels: Kernels) -> None:
         """Call these kernels from now on."""

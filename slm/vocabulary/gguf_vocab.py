@@ -2,7 +2,7 @@
 
 Byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM and ``tokenizer=bpe``) becomes llama.cpp's ``gpt2`` tokenizer;
 SentencePiece BPE (and ``tokenizer=sentencepiece``) becomes ``llama``; SentencePiece unigram without byte fallback
-becomes ``t5``. The keys and values equal llama.cpp's converter's; where it leaves
+(and ``tokenizer=unigram``) becomes ``t5``. The keys and values equal llama.cpp's converter's; where it leaves
 ``add_bos_token`` out, it is written too, because its absence means different things to different readers and it changes
 every perplexity.
 """

@@ -17,7 +17,7 @@ def test_data_groups_build(name):
     assert all(isinstance(source, SourceConfig) for source in config.all_sources())
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bpe", "sentencepiece", "file"])
+@pytest.mark.parametrize("name", ["gpt2", "bpe", "sentencepiece", "unigram", "file"])
 def test_tokenizer_groups_build(repository, name):
     values = yaml.safe_load((repository / "configs" / "tokenizer" / f"{name}.yaml").read_text())
     if values["kind"] == "file":
@@ -109,6 +109,7 @@ def test_wrong_data_options(options, message):
     [
         ({"kind": "bpe", "vocab_size": 100}, "257"),
         ({"kind": "sentencepiece", "vocab_size": 299}, "300"),
+        ({"kind": "unigram", "vocab_size": 199}, "200"),
         ({"kind": "bpe", "min_frequency": 0}, "min_frequency"),
         ({"kind": "file"}, r"tokenizer\.path="),
         ({"kind": "bep"}, "bpe"),

@@ -155,6 +155,8 @@ def options(words: list[str], models: Path) -> list[str]:
     if given.get("model-draft"):
         made += ["serve.speculate=draft", f"serve.draft_model={one('model-draft')}"]
         made.append(f"serve.draft_tokens={one('spec-draft-n-max', '4')}")
+    if "context-shift" in given:
+        made.append("serve.context_shift=true")
     if "no-ui" in given:
         made.append("serve.ui=false")
     return made

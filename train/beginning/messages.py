@@ -40,10 +40,10 @@ def small_vocabulary(config: RunConfig, size: int) -> str | None:
     asked = config.tokenizer
     if not asked.trained or config.init_from is not None or size >= asked.vocab_size:
         return None
+    lacks = f"pairs of tokens that come {asked.min_frequency} times (tokenizer.min_frequency)"
     return (
         f"{size:,} of tokenizer.vocab_size={asked.vocab_size} ids: the text that the tokenizer was trained on "
-        f"(tokenizer.sample_bytes={asked.sample_bytes}) has no more pairs of tokens that come "
-        f"{asked.min_frequency} times (tokenizer.min_frequency)"
+        f"(tokenizer.sample_bytes={asked.sample_bytes}) has no more {'pieces' if asked.kind == 'unigram' else lacks}"
     )
 
 

@@ -24,9 +24,9 @@ from slm.train.config import RunConfig
 
 SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Shares of the way from the base to the tuned weights that may be kept."""
-LEARNED = 0.97
+LEARNED = 0.985
 """Share of the fall of the validation loss that must remain."""
-MOST_RISE = 0.05
+MOST_RISE = 0.025
 """Nats per token by which it may rise at most, however far it fell."""
 EVALUATIONS = 3.5
 """Validations that the search takes at most; the half is for moving the weights."""
@@ -157,8 +157,10 @@ class Interpolation(Component):
         shape = run.model.config
         assert run.config.init_from
         for name, stored in stream_weights(run.config.init_from, tied=shape.tie_embeddings):
-            base = resize.with_rows(stored, shape.vocab_size) if name in resize.TABLES else stored
             weight = run.model.get_parameter(name)
+            if not weight.requires_grad:  # it is still the base's
+                continue
+            base = resize.with_rows(stored, shape.vocab_size) if name in resize.TABLES else stored
             weight.copy_(torch.lerp(base.to(weight.dtype), weight, ratio))
         self._share = share
         run.backend.weights_changed()

@@ -77,7 +77,7 @@ def _tokenizer(config: RunConfig, root: Path) -> Tokenizer:
 
 def check_exportable(config: RunConfig, tokenizer: Tokenizer) -> None:
     """``UserError`` where export would refuse a new run's shape, tokenizer or chat template, those from elsewhere."""
-    if not (config.init_from or config.tokenizer.kind in ("file", "sentencepiece")):
+    if not (config.init_from or config.tokenizer.kind in ("file", "sentencepiece", "unigram")):
         return
     rows = -(-tokenizer.vocab_size // resize.MULTIPLE) * resize.MULTIPLE
     ids: dict[str, int | None] = {}

@@ -98,6 +98,7 @@ def tuning(
             passes=own.data.max_epochs if given("data.max_epochs") else None,
             steps=own.train.max_steps if given("train.max_steps") else None,
             adapter=own.tune.lora > 0,
+            frozen=recipe.frozen_share(run, own.tune, pairs=pairs, processes=processes),
             held_out=True if given("data.val_files") or given("data.val_fraction") else None,
         )
     )
@@ -125,6 +126,8 @@ def tuning(
     )  # does not say what training conversations are forgotten
     if recipe.forgets(run, own.tune, pairs=pairs) and (own.tune.kept is not None or not held_out):
         config = replace(config, components={**config.components, "interpolation": {"kept": own.tune.kept}})
+    if choice.frozen:
+        config = replace(config, components={"frozen": {"share": choice.frozen}, **config.components})
     if found:
         log(found if isinstance(found, str) else found.line)
     log(lines.plan(choice, seen, max_minutes=config.train.max_minutes))

@@ -31,7 +31,14 @@ class TuneOptions:
     is lost; 1: all. None: the least that keeps nearly all that was learned (``components/interpolation.py``), where no
     conversation is held out, else all: held-out ones do not tell what those in training would lose."""
 
+    frozen: float | None = None
+    """Share of a downloaded base's layers, from the lowest, that stay as they are, with its embedding and head
+    (``components/frozen.py``); 0: all weights are trained. None: ``rule.FROZEN`` where there are few conversations or
+    little time, else 0."""
+
     def __post_init__(self) -> None:
+        if self.frozen is not None and not 0 <= self.frozen < 1:
+            raise UserError(f"tune.frozen={self.frozen} must be a share from 0 to below 1, for example 0.5")
         if self.kept is not None and not 0 < self.kept <= 1:
             raise UserError(f"tune.kept={self.kept} must be a share above 0 and at most 1, for example 0.7")
         if self.lora < 0:

@@ -215,6 +215,14 @@ def forgets(run: Run, tune: TuneOptions, *, pairs: bool = False) -> bool:
     return not (pairs or tune.lora or run.config_file is not None)
 
 
+def frozen_share(run: Run, tune: TuneOptions, *, pairs: bool = False, processes: int = 1) -> float | None:
+    """The share of the layers that stays as it is: what a person says, none where the base does not forget or several
+    processes train. None: it depends on the conversations (``rule.py``)."""
+    if tune.frozen is not None:
+        return tune.frozen
+    return None if processes == 1 and forgets(run, tune, pairs=pairs) else 0.0
+
+
 def replay_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
     """The share of the base's own text: what a person says, else ``REPLAY`` where that text is on this machine.
 

@@ -16,13 +16,16 @@ LEAST_STEP, MOST_STEP = 128, 1024
 """Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
 MUON_STEPS = 256, 4096
 """The same for Muon: its update costs more and gains less from small steps."""
-SHORT_STEP, SHORT_LR = 4, 4.0
+SHORT_STEP, SHORT_LR = 4, 3.0
 """Conversations of an AdamW step, and its learning rate in units of the usual one, where the time given is too short
 for ``LEAST_UPDATES`` of the least step. An update then costs as much as the tokens of two conversations, and what they
-share at their beginning is computed once: forty facts in two minutes, a loss of .16 to .25 nats and 7 to 22 right
-instead of .34 and 6 with steps of one conversation (docs/results/chat.md)."""
+share at their beginning is computed once (docs/results/chat.md)."""
 SHARES = 1 / 4
 """The plan names a shared beginning from this share of a conversation on."""
+FROZEN = 2 / 3
+"""Share of the layers, from the lowest, that stay as they are with embedding and head, where there are few
+conversations or little time: an update takes half of the time, each teaches no less, and less is forgotten
+(docs/results/chat.md)."""
 UPDATES_IN_A_PASS = 150
 """A step is so small that one pass over the conversations has this many updates, down to the least step."""
 LEAST_UPDATES = 160
@@ -91,6 +94,8 @@ class Findings:
     steps: int | None = None
     adapter: bool = False
     """Whether an adapter is trained in place of the weights."""
+    frozen: float | None = 0.0
+    """The share of the layers that stays as it is; None: the rule chooses."""
     held_out: bool | None = None
     """Whether conversations are held out: separate files, or a share that a person has set."""
 
@@ -110,6 +115,8 @@ class Choice:
     beta2: float
     lr_ratio: float
     """The learning rate in units of the usual one."""
+    frozen: float
+    """Share of the layers, from the lowest, that stay as they are, with embedding and head; 0: all weights learn."""
     val_fraction: float
     """0: nothing is held out, and validations score conversations that are trained on."""
     eval_every: int
@@ -138,7 +145,8 @@ def choose(found: Findings) -> Choice:
     steps = found.steps or steps
     if found.conversations is not None:
         passes = steps * own / max(1e-9, in_a_pass)
-    timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len))))
+    frozen = _frozen(found)
+    timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len)), frozen))
     stops = apart > 0 if found.held_out is None else found.held_out
     every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
     scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
@@ -151,6 +159,7 @@ def choose(found: Findings) -> Choice:
         passes=passes,
         warmup_steps=min(WARM_UP, timed // 10),
         lr_ratio=SHORT_LR if _is_short(found) else 1.0,
+        frozen=frozen,
         beta2=_beta2(rows * (room or seq_len)),
         val_fraction=apart,
         eval_every=every,
@@ -184,8 +193,16 @@ def _computed(found: Findings, tokens: int) -> int:
     return tokens - round(found.shared * max(0.0, tokens / _mean(found) - 1))
 
 
+def _frozen(found: Findings) -> float:
+    """The share of the layers that stays as it is."""
+    if found.frozen is not None:
+        return found.frozen
+    few = found.conversations is not None and found.conversations < HELD_OUT_FROM
+    return FROZEN if few or _is_short(found) else 0.0
+
+
 def _is_short(found: Findings) -> bool:
-    """Whether the time given is too short for the least number of updates."""
+    """Whether the time given is too short for the least number of updates of all weights."""
     if found.seconds is None or found.optimizer == "muon" or found.conversations is None:
         return False
     return _steps_within(found, _computed(found, LEAST_STEP)) < LEAST_UPDATES
@@ -229,12 +246,12 @@ def held_out(conversations: int | None) -> float:
     return max(HELD_OUT, LEAST_HELD_OUT / conversations)
 
 
-def _steps_within(found: Findings, tokens: int) -> int:
+def _steps_within(found: Findings, tokens: int, frozen: float = 0.0) -> int:
     """How many updates fit the time given, roughly."""
     if found.seconds is None:
         return found.steps or 1 << 40
-    # An adapter has no products for the gradients of weights.
-    flops, traffic = (4, ADAPTER_BYTES) if found.adapter else (6, UPDATE_BYTES)
+    # An adapter has no products for the gradients of weights, and frozen layers have a forward pass only.
+    flops, traffic = (4.0, ADAPTER_BYTES) if found.adapter else (2 + 4 * (1 - frozen), UPDATE_BYTES * (1 - frozen))
     each = found.n_params * (flops * tokens / FLOPS + traffic / BYTES)
     return max(FEW_VALIDATIONS, int(found.seconds / each))
 

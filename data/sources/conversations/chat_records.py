@@ -23,7 +23,7 @@ from slm.data.chat import message_trees
 from slm.data.errors import UserError, one_line
 from slm.data.readers import json_records
 from slm.data.readers.encodings import advice, not_text
-from slm.data.readers.json_records import repeated_key
+from slm.data.readers.json_records import RepeatedKeyError, hook_once
 from slm.data.sources import kinds
 from slm.data.sources.compressed import open_binary
 
@@ -34,6 +34,8 @@ _CHUNK = 1 << 20
 _LOOKED_AT = 4096
 """Bytes by which an encoding is told."""
 NOT_UTF8 = "it is not UTF-8"
+_SPEAKER = {"role", "from", "speaker", "author", "sender"}
+"""Fields of a turn: a list of objects with one of them is a conversation and holds no records."""
 _ESCAPED = re.compile(r"[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` reads them."""
 
@@ -217,13 +219,18 @@ def _read_json(place: _Place, stream: io.BufferedReader, skipped: int) -> Iterat
             yield from _read_values(place, begun + line, stream)
             return
         number += 1
-        if number <= skipped and line.endswith(b"\n"):
+        alone = number == 1 and not stream.peek(1)
+        if number <= skipped and line.endswith(b"\n") and not alone:
             yield None
             continue
         try:
-            value = json.loads(line)
-            key = repeated_key(line, value, value) if isinstance(value, dict) else ""
-            yield Record(value, place.where, f"the key {key!r} stands more than once" if key else "")
+            value = json.loads(line, object_pairs_hook=hook_once())
+            if alone and (inner := _only_list(value)):
+                yield from (Record(each, f"{place.path}: record {n}") for n, each in enumerate(inner, 1))
+                return
+            yield Record(value, place.where)
+        except RepeatedKeyError as error:
+            yield Record(None, place.where, str(error))
         except UnicodeDecodeError:
             yield Record(None, place.where, place.not_utf8(line))
         except (ValueError, RecursionError) as error:
@@ -261,8 +268,10 @@ def _read_values(place: _Place, begun: bytes, stream: BinaryIO) -> Iterator[Reco
     try:
         for found in json_records.values(stream, begun):
             place.line = found.line
-            bad = isinstance(found.value, json_records.Unreadable)
-            record = Record(None, place.where, NOT_UTF8) if bad else Record(found.value, place.where)
+            record = Record(found.value, place.where)
+            if isinstance(found.value, json_records.Unreadable):
+                reason = found.value.reason
+                record = Record(None, place.where, NOT_UTF8 if reason in NOT_UTF8 else reason)
             count += 1
             if count == 1 and not found.inside:
                 alone = record
@@ -290,7 +299,7 @@ def _only_list(value: Any) -> list[Any] | None:
     if not isinstance(value, dict) or "messages" in value or "conversations" in value or "conversation" in value:
         return None
     lists = [each for each in value.values() if isinstance(each, list) and each and isinstance(each[0], dict)]
-    if len(lists) != 1:
+    if len(lists) != 1 or (_SPEAKER & lists[0][0].keys() and not message_trees.is_row(lists[0][0])):
         return None
     return [each["row"] if isinstance(each, dict) and isinstance(each.get("row"), dict) else each for each in lists[0]]
 

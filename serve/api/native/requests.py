@@ -58,8 +58,6 @@ class NativeCompletionRequest(CompletionRequest):
         default=[], description="only these fields of the response; a/b is the field b of a"
     )
     n_cmpl: int | None = Field(default=None, ge=1, le=128, description="another name of n")
-    n_keep: int = Field(default=0, description="accepted, without effect: the context is not shifted")
-    n_discard: int = Field(default=0, description="accepted, without effect: the context is not shifted")
     n_cache_reuse: int = Field(default=0, description="accepted, without effect")
     min_keep: Literal[0] = Field(default=0, description="only 0")
     n_indent: Literal[0] = Field(default=0, description="only 0")

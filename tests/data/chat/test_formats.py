@@ -410,3 +410,33 @@ def test_what_openai_and_reasoning_models_add_is_kept():
     none = ANSWERED | {"function_call": {"name": None, "arguments": None}}
     assert read_record({"messages": [ASKED, none]})[1]["messages"] == [ASKED, ANSWERED]
     assert found[3]["tool_calls"] == [{"type": "function", "function": {"name": "now", "arguments": {}}}]
+
+
+def test_calls_and_contents_in_odd_wrappings_are_read_or_refused():
+    """A call's whole function as text was the function's name, and training wrote it."""
+    for function in ('{"name": "now", "arguments": {"at": 1}}', "{'name': 'now', 'arguments': '{\"at\": 1}'}"):
+        called = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": function}]}
+        (call,) = read_record({"messages": [ASKED, called]})[1]["messages"][1]["tool_calls"]
+        assert call == {"type": "function", "id": "c", "function": {"name": "now", "arguments": {"at": 1}}}
+    torn = {"role": "assistant", "content": "", "tool_calls": [{"function": '{"name": "now'}]}
+    with pytest.raises(BadRecordError, match="holds a function that is not JSON"):
+        read_record({"messages": [ASKED, torn]})
+    for content in ({"text": "Fine."}, {"parts": ["Fine."], "content_type": "text"}, {"content": [{"text": "Fine."}]}):
+        found = read_record({"messages": [ASKED, {"role": "assistant", "content": content}]})[1]["messages"]
+        assert found == [ASKED, ANSWERED]
+    with pytest.raises(BadRecordError, match="is not text"):
+        read_record({"messages": [ASKED, {"role": "assistant", "content": {"type": "image", "text": "Fine."}}]})
+    squad = {"question": "How are you?", "answers": [{"text": "Fine.", "answer_start": 3}]}
+    assert read_record(squad)[1]["messages"] == [ASKED, ANSWERED]
+
+
+@pytest.mark.parametrize("null", ["None", "null", ["nan", None], {"text": "None"}])
+def test_reasoning_that_spells_null_is_none(null):
+    """Training wrote "None" as what a model thinks."""
+    for record in (
+        {"messages": [ASKED, ANSWERED | {"reasoning": null}]},
+        {"question": "How are you?", "answer": "Fine.", "reasoning": null},
+    ):
+        _, found, reading = read_record(record)
+        assert found["messages"] == [ASKED, ANSWERED]
+        assert reading.changed == {"texts such as None and null taken as empty": 1}

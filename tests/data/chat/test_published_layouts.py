@@ -52,6 +52,60 @@ OASST = {
     },
 }
 
+
+def _node(parent: str | None, role: str, content: dict) -> dict:
+    return {"parent": parent, "children": [], "message": {"author": {"role": role}, "content": content}}
+
+
+CHATGPT = {
+    "title": "t",
+    "current_node": "d",
+    "mapping": {
+        "root": {"parent": None, "children": ["a"], "message": None},
+        "a": _node("root", "system", {"content_type": "text", "parts": [""]}),
+        "b": _node("a", "user", {"content_type": "text", "parts": ["How are you?"]}),
+        "c": _node("b", "assistant", {"content_type": "text", "parts": ["Bad."]}),
+        "d": _node("b", "assistant", {"content_type": "text", "parts": ["Fine."]}),
+    },
+}
+GEMINI = {
+    "systemInstruction": {"role": "system", "parts": [{"text": "Be kind."}]},
+    "contents": [
+        {"role": "user", "parts": [{"text": "Weather in Oslo?"}]},
+        {
+            "role": "model",
+            "parts": [{"text": "Hm.", "thought": True}, {"functionCall": {"name": "weather", "args": CITY}}],
+        },
+        {"role": "user", "parts": [{"functionResponse": {"name": "weather", "response": {"sky": "rain"}}}]},
+        {"role": "model", "parts": [{"text": "It rains."}]},
+    ],
+    "tools": [{"functionDeclarations": [WEATHER]}],
+}
+BEDROCK = {
+    "system": [{"text": "Be kind."}],
+    "messages": [
+        {"role": "user", "content": [{"text": "Weather in Oslo?"}]},
+        {"role": "assistant", "content": [{"toolUse": {"toolUseId": "toolu0001", "name": "weather", "input": CITY}}]},
+        {
+            "role": "user",
+            "content": [{"toolResult": {"toolUseId": "toolu0001", "content": [{"json": {"sky": "rain"}}]}}],
+        },
+        {"role": "assistant", "content": [{"text": "It rains."}]},
+    ],
+    "toolConfig": {
+        "tools": [{"toolSpec": {"name": "weather", "description": "of a city", "inputSchema": {"json": SCHEMA}}}]
+    },
+}
+RESPONSES = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather in Oslo?"}]},
+        {"type": "function_call", "call_id": "call00001", "name": "weather", "arguments": json.dumps(CITY)},
+        {"type": "function_call_output", "call_id": "call00001", "output": "rain"},
+    ],
+    "output": [{"role": "assistant", "content": [{"type": "output_text", "text": "It rains."}]}],
+    "tools": [{"type": "function", **WEATHER}],
+}
+
 LAYOUTS = {
     "openai": ({"messages": [{"role": "system", "content": "Be kind."}, ASKED, SAID]}, ["Fine."]),
     "openai with tools": (
@@ -225,6 +279,25 @@ LAYOUTS = {
         ["Fine."],
     ),
     "flan": ({"inputs": "How are you?", "targets": "Fine.", "task": "x"}, ["Fine."]),
+    "gemini": (GEMINI, [CALLED, "It rains."]),
+    "bedrock": (BEDROCK, [CALLED, "It rains."]),
+    "openai responses": (RESPONSES, [CALLED, "It rains."]),
+    "an exported chat of chatgpt": (CHATGPT, ["Fine."]),
+    "an exported chat of claude": (
+        {
+            "uuid": "1",
+            "chat_messages": [{"sender": "human", "text": "How are you?"}, {"sender": "assistant", "text": "Fine."}],
+        },
+        ["Fine."],
+    ),
+    "cohere": (
+        {
+            "chat_history": [{"role": "USER", "message": "Hi"}, {"role": "CHATBOT", "message": "Hello"}],
+            "message": "How are you?",
+            "response": "Fine.",
+        },
+        ["Hello", "Fine."],
+    ),
     "pairs in a turn": ({"conversation": [{"system": "", "input": "How are you?", "output": "Fine."}]}, ["Fine."]),
 }
 PAIRS = [name for name in LAYOUTS if name.startswith("pairs of")] + ["pairs with a question", "openai preference"]

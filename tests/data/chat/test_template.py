@@ -213,3 +213,23 @@ def test_every_call_that_is_scored_stands_in_the_text():
         knows = dropping(f"m.content + {calls} if m.tool_calls else m.content")
         assert "look_up" in scored(knows.render(conversation))[0], (value, spelling)
         assert json.dumps(call)
+
+
+def test_what_is_said_twice_is_written_twice():
+    """The first one's text stood for the second, which the template drops."""
+    first = "{% for m in messages %}{% if m.role == 'assistant' or loop.first %}"
+    turn = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    ask = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    conversation = talk("Yes", "Hello", "Yes", "Me")
+    assert len(scored(template().render(conversation))) == 2
+    with pytest.raises(TemplateRefusesError, match="each of the messages that say the same"):
+        template(first + turn + ask).render(conversation)
+    function = {"name": "go", "arguments": {"from": "Rome", "to": "Oslo"}}
+    back = {"name": "go", "arguments": {"from": "Oslo", "to": "Rome"}}
+    calls = [{"type": "function", "function": each} for each in (function, back)]
+    called = {
+        "messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    }
+    assert scored(template().render(called))[0].count('"name": "go"') == 2
+    with pytest.raises(TemplateRefusesError, match="the tool calls of message 2"):
+        template(CHATML.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")).render(called)

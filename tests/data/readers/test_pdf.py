@@ -64,6 +64,19 @@ def test_page_headers_and_numbers_are_left_out():
     assert "Only page d says this." in found
 
 
+@pytest.mark.parametrize("numbers", [("ii", "iii", "iv", "v"), ("1 / 9", "2 / 9", "3 / 9", "4 / 9")])
+def test_headers_with_roman_numbers_or_how_many_pages_there_are_are_left_out(numbers):
+    def draw(canvas):
+        for at, number in enumerate(numbers):
+            canvas.drawString(72, 800, f"A Brief History {number}")
+            canvas.drawString(72, 760, f"Chapter {at + 1}")  # its number is not the page's
+            canvas.drawString(72, 700, f"Only page {'abcd'[at]} says this.")
+            canvas.showPage()
+
+    found = "\n".join(f"Chapter {at + 1}\nOnly page {each} says this." for at, each in enumerate("abcd"))
+    assert pdf.text(drawn(draw)).replace("\n\n", "\n") == found
+
+
 def test_headings_that_are_numbered_stay():
     def draw(canvas):
         for number in range(1, 5):

@@ -37,7 +37,7 @@ def test_all_columns_where_none_is_the_text(capsys):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "cp1252"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])  # CR alone: "CSV (Macintosh)"
 def test_encodings_and_delimiters(encoding, delimiter, line_end):
     rows = [["id", "text"], ["1", "Schöne Grüße"], ["2", f'"a{delimiter} b"'], ["3", "Ende"]]
     data = line_end.join(delimiter.join(row) for row in rows).encode(encoding)

@@ -166,12 +166,27 @@ def test_parquet_columns_are_named(tmp_path):
         texts(path)
 
 
+def test_lines_of_json_in_utf16_behind_others_are_named(tmp_path):
+    """Python reads the first of them as UTF-16, and the second, which begins with half of a line end, as no text."""
+    path = tmp_path / "a.jsonl"
+    lines = [json.dumps({"text": f"text {n}"}) + "\n" for n in range(400)]
+    path.write_bytes("".join(lines).encode() + "".join(lines[:3]).encode("utf-16-le"))
+    with pytest.raises(UserError, match=r"a.jsonl:401: UTF-16 within other text: correct it"):
+        texts(path)
+    assert [each for each in texts(path, on_bad="skip") if each] == [f"text {n}" for n in range(400)]
+
+
 def test_a_key_that_stands_twice_is_no_choice_of_ours(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "x": {"text": "b"}, "y": "\\"text\\""}\n{"text": "c", "text": "d"}\n')
     with pytest.raises(UserError, match=r"a.jsonl:2: the key 'text' stands more than once"):
         texts(path)
     assert texts(path, on_bad="skip") == ["a", ""]
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "a", "x": [{"y": 1, "y": 2}]},\n{"text": "c", "text": "d"},\n{"text": "e"}]')
+    with pytest.raises(UserError, match=r"a.json, record 2: the key 'text' stands more than once"):
+        texts(path)
+    assert texts(path, on_bad="skip") == ["a", "", "e"]
 
 
 def test_what_is_no_file_is_never_opened(tmp_path):

@@ -39,6 +39,7 @@ def test_a_hole_of_nuls_is_no_encoding():
     assert not not_text(b"one\0two\n" + ENGLISH.encode())
     assert not not_text(b"")
     assert not_text(bytes(range(256)) * 16) == "bytes that are no text"
+    assert not_text(b"\0" * 4096) == "bytes that are no text"  # blocks that were never written
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,8 @@ def test_advice_gives_the_right_letters(text, name):
         ("letter", b"From here we went on,\nand then home.\nDate: none", "text"),
         ("page", b"<!-- x -->\n<!DOCTYPE HTML>\n<p>", "html"),
         ("page.html", b"<p>", "html"),
+        ("saved.txt", b"<html><body><p>", "html"),
+        ("a.md", b"<html><body><p>", "text"),
         ("a.txt", b"%PDF-1.7 ...", "pdf"),
         ("a.txt", b"\x1f\x8b\x08 twice", "gzip"),
         ("a.json", b'{"text": "a"}\n', "jsonl"),
@@ -102,6 +105,16 @@ def test_what_is_a_zip_archive_inside(tmp_path, entry, content, kind):
     with zipfile.ZipFile(tmp_path / "document", "w") as archive:
         archive.writestr(entry, content)
     assert file_format(str(tmp_path / "document")) == kind
+
+
+def test_messages_of_a_maildir_are_mail(tmp_path):
+    """Their names end in the machine's name and flags."""
+    for name in ("cur/1700000001.M1P1.host:2,S", "new/1700000002.V802I1M5.mail.example.org"):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_text("From: a@example.org\nSubject: Hello\n\nHow are you?\n")
+        assert (file_format(str(path)), suffix(str(path))) == ("mail", "")
+    assert file_format(str(tmp_path / "1700000001.M1P1.host:2,S")) is None
 
 
 def test_a_file_that_changes_is_told_again(tmp_path):

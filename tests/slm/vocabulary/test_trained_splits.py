@@ -11,6 +11,7 @@ from slm.data.config import TokenizerConfig
 from slm.data.tokenizers.make import load_tokenizer, make_tokenizer
 from slm.data.tokenizers.tokenizer import EOT, Tokenizer
 from slm.data.tokenizers.train_characters import can_be_token, of_pieces
+from slm.data.tokenizers.train_unigram import of_pieces as of_scores
 from slm.llama.model import Model
 from slm.vocabulary.exportable import failures
 from tests.helpers.tokenizers import PIECES, auto, stories
@@ -42,7 +43,9 @@ def texts(count: int) -> list[str]:
 
 
 @pytest.fixture(
-    scope="module", params=[(kind, split) for kind in ("bpe", "sentencepiece") for split in NAMES], ids="-".join
+    scope="module",
+    params=[(kind, split) for kind in ("bpe", "sentencepiece", "unigram") for split in NAMES],
+    ids="-".join,
 )
 def made(request) -> tuple[str, str, Tokenizer]:
     kind, split = request.param
@@ -62,7 +65,8 @@ def test_500_texts_have_the_same_ids_in_llama_cpp_and_transformers(made, tmp_pat
         assert llama.metadata()["tokenizer.ggml.pre"].startswith(pre)
         for text in texts(500):
             ids = tokenizer.encode(text)
-            assert tokenizer.decode(ids) == (text if kind == "bpe" else text.replace("▁", " "))  # every byte is there
+            if kind != "unigram" or tokenizer.unknown_id not in ids:  # the others have every byte
+                assert tokenizer.decode(ids) == (text if kind == "bpe" else text.replace("▁", " "))
             assert llama.tokenize(text, add_special=False, parse_special=False) == ids, text
             if EOT not in text and "<unk>" not in text:  # which transformers reads as tokens
                 assert theirs.encode(text, add_special_tokens=False) == ids, text
@@ -114,3 +118,32 @@ def test_byte_fallback_spells_what_the_sample_never_had():
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.encode("🦙") == [tokenizer.spec["model"]["vocab"][f"<0x{byte:02X}>"] for byte in "🦙".encode()]
     assert b"".join(map(tokenizer.token_bytes, tokenizer.encode("Ж 🦙"))) == "Ж 🦙".encode()
+
+
+def test_a_unigram_tokenizer_has_the_same_ids_in_llama_cpp_where_ways_are_equally_probable(tmp_path):
+    """Exact sums decide alike, also of ways with the same sum and of unknown characters."""
+    rng = random.Random(2)
+    scores = {piece: -rng.randint(1, 12) / 4 for piece in REPETITIVE if "<" not in piece and "▁" not in piece[1:]}
+    tokenizer = Tokenizer(of_scores(scores), name="repetitive")
+    tokenizer.save(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 128}))
+    assert failures(tmp_path, 128, "trained", tmp_path / "model.gguf") == []
+    with Model(tmp_path / "model.gguf", vocab_only=True) as llama:
+        for _ in range(1500):
+            text = "".join(rng.choices(BITS, k=rng.randint(2, 30)))
+            assert llama.tokenize(text, add_special=False, parse_special=False) == tokenizer.encode(text), text
+
+
+def test_a_unigram_tokenizer_has_the_samples_characters_and_says_what_it_lacks():
+    config = TokenizerConfig(kind="unigram", vocab_size=400, split="digits")
+    sample = ["Größe 1 и вес 23: <b>naïve</b> — 日本\n    so\tthen\u3000here"] * 20
+    tokenizer, again = (make_tokenizer(config, lambda: iter(sample)) for _ in range(2))
+    assert tokenizer.files == again.files
+    assert tokenizer.decode(tokenizer.encode(sample[0])) == sample[0]
+    assert tokenizer.encode("🦙🦙") == [tokenizer.unknown_id]
+    assert all(tokenizer.decode(tokenizer.encode(each)) == each for each in map(chr, range(32, 127)))
+    assert not any("<" in piece[1:] or "23" in piece for piece, _ in tokenizer.spec["model"]["vocab"][2:])
+    small = make_tokenizer(
+        TokenizerConfig(kind="unigram", vocab_size=200), lambda: iter(["".join(map(chr, range(33, 900)))])
+    )
+    assert small.vocab_size <= 200

@@ -2,10 +2,21 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
-from slm.train.tune.rule import LEAST_UPDATES, MOST_STEP, PATIENCE, SEVERAL_IN_CONTEXT, Findings, choose
+from slm.train.tune.rule import (
+    FROZEN,
+    HELD_OUT_FROM,
+    LEAST_UPDATES,
+    MOST_STEP,
+    PATIENCE,
+    SEVERAL_IN_CONTEXT,
+    SHORT_LR,
+    Findings,
+    choose,
+)
 
 SMOLLM = {"n_params": 134_515_008, "context": 8192}
 
@@ -53,16 +64,27 @@ def test_few_conversations_are_all_learned_and_many_are_held_out_to_stop_by():
 
 def test_a_time_too_short_for_enough_updates_gets_steps_of_four_conversations_and_a_higher_rate():
     short_time, long_time = choose(found(40, seconds=120)), choose(found(40, seconds=1200))
-    assert (short_time.step_tokens, short_time.lr_ratio) == (256, 4.0)
+    assert (short_time.step_tokens, short_time.lr_ratio) == (256, SHORT_LR)
     assert (long_time.step_tokens, long_time.lr_ratio) == (choose(found(40)).step_tokens, 1.0)
     assert choose(found(40, seconds=120, optimizer="muon")).lr_ratio == 1.0
+
+
+def test_few_conversations_or_little_time_leave_lower_layers_alone():
+    assert choose(found(40)).frozen == 0  # several processes, or a run of one's own
+    assert choose(found(40, frozen=None)).frozen == FROZEN
+    assert choose(found(40, frozen=0.25)).frozen == 0.25
+    many = found(HELD_OUT_FROM, frozen=None)
+    assert choose(many).frozen == 0
+    assert choose(replace(many, seconds=60)).frozen == FROZEN
+    # A frozen layer has a forward pass only: validations lie farther apart.
+    assert choose(found(40, seconds=120, frozen=None)).eval_every > choose(found(40, seconds=120)).eval_every
 
 
 def test_an_adapter_makes_more_updates_in_a_time():
     assert choose(found(40, seconds=120, adapter=True)).eval_every > choose(found(40, seconds=120)).eval_every
     # The time that is too short for all weights is long enough for an adapter.
     whole, adapter = choose(found(40, seconds=170)), choose(found(40, seconds=170, adapter=True))
-    assert (whole.lr_ratio, adapter.lr_ratio) == (4.0, 1.0)
+    assert (whole.lr_ratio, adapter.lr_ratio) == (SHORT_LR, 1.0)
     assert adapter.step_tokens == choose(found(40)).step_tokens
 
 
@@ -71,7 +93,7 @@ def test_a_shared_beginning_leaves_time_for_more_updates():
     assert (alike.step_tokens, alike.lr_ratio) == (plain.step_tokens, plain.lr_ratio)  # learned no better
     assert choose(found(600, seconds=300, shared=40)).eval_every > choose(found(600, seconds=300)).eval_every
     # Enough updates of 128 tokens fit, of which half are computed: the step is no short one.
-    assert choose(found(40, seconds=180)).lr_ratio == 4.0
+    assert choose(found(40, seconds=180)).lr_ratio == SHORT_LR
     assert choose(found(40, seconds=180, shared=40)).lr_ratio == 1.0
 
 

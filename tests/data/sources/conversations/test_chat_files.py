@@ -95,6 +95,25 @@ def test_a_key_that_stands_twice_makes_a_bad_record(tmp_path):
     findings = chat_files.inspect((str(file),))
     assert (findings.conversations, findings.bad) == (4, 1)
     assert findings.first_bad == f"{file}:5: the key 'answer' stands more than once"
+    turn = '{"role": "user", "content": "a", "content": "b"}'
+    deeper = f'{{"messages": [{turn}, {{"role": "assistant", "content": "c"}}]}}'
+    for content in (deeper, f"[{json.dumps(records(1)[0])},\n{deeper},\n{json.dumps(records(1)[0])}]"):
+        file.write_text(content)
+        bad = [each for each in chat_records.read(str(file)) if each.error]
+        assert [each.error for each in bad] == ["the key 'content' stands more than once"]
+
+
+def test_an_object_on_one_line_holds_its_list_as_one_on_several_does(tmp_path):
+    file = tmp_path / "a.json"
+    whole = {"version": 1, "data": records(4)}
+    for indent in (None, 2):
+        file.write_text(json.dumps(whole, indent=indent) + "\n")
+        assert [each.value for each in chat_records.read(str(file))] == records(4)
+        assert [each.value for each in chat_records.read(str(file), 3)] == records(4)[3:]
+    chat = {"chat": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    for indent in (None, 2):
+        file.write_text(json.dumps(chat, indent=indent))
+        assert [each.value for each in chat_records.read(str(file))] == [chat]
 
 
 def test_files_without_a_conversation_are_one_line(tmp_path):
