@@ -55,8 +55,8 @@ def parse(content: bytes, name: str) -> Model:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
         if _TIKTOKEN.match(content):
             raise UserError(
-                f"{name} is a list of tokens of tiktoken, which does not say how text is split: download tokenizer.json "
-                "of the same model, or write it with transformers' AutoTokenizer and save_pretrained"
+                f"{name} is a list of tokens of tiktoken, which does not say how text is split: download the same "
+                "model's tokenizer.json, or write it with transformers' AutoTokenizer and save_pretrained"
             ) from error
         raise UserError(f"{name} is not a SentencePiece model: give a .model file that sentencepiece wrote") from error
     model_type = trainer.get(3, UNIGRAM)
