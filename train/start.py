@@ -28,6 +28,7 @@ from slm.train.distributed.launch_files import restarts
 from slm.train.distributed.ranks import LostPeerError, Ranks
 from slm.train.distributed.shared_state import broadcast_resume_point, broadcast_tokenizer, make_shared_optimizer
 from slm.train.environment import Environment, prepare
+from slm.train.lora import held_base
 from slm.train.lora.base import adapter_line, make_trained
 from slm.train.memory import resource_errors
 from slm.train.objective.make import make_objective, objective_line
@@ -124,7 +125,8 @@ def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
-    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": config.optim.within_backward}
+    lean = config.optim.within_backward or held_base.is_held(config)
+    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": lean}
     environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads, **own))
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision, **own)

@@ -21,8 +21,8 @@ from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
-from slm.train.config import WITHIN_BACKWARD, TrainConfig
-from slm.train.memory import GIB, state_bytes
+from slm.train.config import WITHIN_BACKWARD, RunConfig, TrainConfig
+from slm.train.memory import GIB, adapted_bytes, state_bytes, step_bytes
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 
@@ -116,6 +116,28 @@ def within_memory(shape: ModelConfig, options: dict[str, Any]) -> tuple[dict[str
     )
     chosen = {name: value for name, value in options.items() if not name.startswith("optim")}
     return chosen | {"optim": WITHIN_BACKWARD, **FROM_ELSEWHERE, "optim.lr": ADAFACTOR_LR}, line
+
+
+def recomputed(config: RunConfig, shape: ModelConfig) -> tuple[RunConfig, str | None]:
+    """The run with each layer's activations computed again in the backward pass, and a line that says so, where a step
+    fits into the free memory only then; else the run as it is.
+
+    An adapter's base counts with 4 bits unless ``lora.base_bits`` says otherwise, which is what is chosen where memory
+    is short, and a value of an activation with 2 bytes.
+    """
+    again, free = replace(config.train, gradient_checkpointing=True), available_bytes()
+    if config.lora.rank:
+        state = adapted_bytes(shape, config.lora.rank, config.lora.base_bits or 4)
+    else:
+        state = state_bytes(shape, config.optim.name)
+    needed, less = (state + step_bytes(shape, each, value_bytes=2) for each in (config.train, again))
+    if needed <= free or less > free or config.train.recompute == "layer":
+        return config, None
+    line = (
+        f"a step would take {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are available: layers are computed again "
+        f"in the backward pass (train.gradient_checkpointing=true), which takes {less / GIB:.1f} GiB and more time"
+    )
+    return replace(config, train=again), line
 
 
 def start_from(

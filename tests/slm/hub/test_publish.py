@@ -12,7 +12,7 @@ from slm.export.gguf.writer import run_record, without_folders, without_private
 from slm.export.pipeline import export
 from slm.exported import CONFIG_KEY
 from slm.hub import models, publish
-from slm.hub.card import MARK
+from slm.hub.card import MARK, Facts, write_card
 from slm.llama.gguf_check import read_header
 from slm.runs import resolve
 from slm.serve.pool.model_files import resolve_model
@@ -55,7 +55,7 @@ def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
         "library_name": "transformers",
     }
     for part in (
-        "- notes: notes.txt",
+        "- notes: 1 file of the author's",
         "| training tokens | 10,240 |",
         "| tokens per step | 1,024 |",
         "validation loss 2.5000: the mean of -ln(probability)",
@@ -66,7 +66,8 @@ def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
         "slm serve model=org/mine:Q8_0",
     ):
         assert part in body, part
-    assert "/home/somebody" not in card
+    assert "somebody" not in card
+    assert "notes.txt" not in card
     # A person's own card stays.
     (run / "README.md").write_text(card.replace(MARK, "").replace("# mine", "# My own"))
     assert publish.main(["run=runs/mine", "to=org/mine", "license=apache-2.0"]) == 0
@@ -221,3 +222,18 @@ def test_the_card_says_what_the_figures_are_of(run, hub, change, has, lacks):
     card = (run / "README.md").read_text()
     assert has in card
     assert lacks not in card
+    assert yaml.safe_load(card.split("---\n")[1])["tags"] == ["slm"]  # no GGUF file goes up
+
+
+@pytest.mark.parametrize(
+    ("change", "tags", "relation"),
+    [
+        (dict(chat=True, ggufs=["m-Q8_0.gguf"]), ["slm", "gguf", "llama.cpp", "conversational"], "finetune"),
+        (dict(chat=False, config={}, ggufs=["m-Q8_0.gguf"]), ["slm", "gguf", "llama.cpp"], "quantized"),
+        (dict(chat=True), ["slm", "conversational"], "finetune"),
+    ],
+)
+def test_the_tags_say_what_goes_up(change, tags, relation):
+    common = dict(repo="org/m", title="m", model={}, state={}, export={}, n_params=10, license=None, base="org/base")
+    header = yaml.safe_load(write_card(Facts(**common | {"config": {"name": "m"}} | change)).split("---\n")[1])
+    assert (header["tags"], header["base_model"], header["base_model_relation"]) == (tags, "org/base", relation)
