@@ -37,7 +37,7 @@ def shown(nodes: dict[str, Any], last: Any) -> list[Any]:
     found, seen = [], set[Any]()
     while isinstance(node := nodes.get(last), dict) and last not in seen:
         seen.add(last)
-        message = node.get("message") if isinstance(node.get("message"), dict) else {}
+        message = held if isinstance(held := node.get("message"), dict) else {}
         content = message.get("content")
         said = [content.get(each) for each in ("parts", "text", "result")] if isinstance(content, dict) else []
         if not is_empty(said):
