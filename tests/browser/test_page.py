@@ -29,13 +29,14 @@ def test_it_loads_alone_and_tells_about_the_model(page, server):
 def test_a_chat_streams_and_shows_its_figures(page, server):
     page.open(server.url + "/")
     page.run(
-        "window.sizes = new Set(); new MutationObserver(() => sizes.add(document.querySelector('#output')"
-        ".textContent.length)).observe(document.querySelector('#output'), {childList: true, subtree: true})"
+        f"window.lengths = new Set(); new MutationObserver(() => lengths.add({REPLY}?.textContent.length || 0))"
+        ".observe(document.querySelector('#output'), {childList: true, characterData: true, subtree: true})"
     )
-    ask(page, "hello", max_tokens=900)
+    ask(page, "hello", max_tokens=240)
     assert page.text(".user .text") == "hello"
     finished(page)
-    assert page.run("sizes.size") > 5, "the reply came in one piece"
+    # None, some of it, all of it; how many in between is up to how often a busy machine paints.
+    assert page.run("lengths.size") > 3, "the reply came in one piece"
     figures = page.text("#figures")
     for part in ("tokens", "first after", "tokens/s", "prompt", "ended at max tokens"):
         assert part in figures
