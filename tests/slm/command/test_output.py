@@ -70,8 +70,8 @@ COMMANDS = {
     "checkpoint": ("model=tiny.gguf", "out=read"),
     "report": ("mine",),
     "doctor": ("compile=false", "decode=false"),
-    "tune": ("mine", "questions.csv", *STEPS),
-    "qat": ("mine", *STEPS, "train.threads=1"),
+    "tune": ("mine", "questions.csv", "resume=never", *STEPS),
+    "qat": ("mine", "resume=never", *STEPS, "train.threads=1"),
     "sweep": (*SMALL, *STEPS, "sweep.rungs=[]", "optim.lr=0.01,0.02", "name=rates"),
     "bench-train": (*SMALL, "bench.steps=1", "bench.warmup=1", "bench.baselines=[]"),
     "bench-serve": (
