@@ -36,7 +36,7 @@ def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Colle
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(EngineOptions):
-    """The ``serve`` group of configs/serve.yaml, whose comments describe the options.
+    """The ``serve`` group of configs/serve.yaml. The comments there describe the options.
 
     Where ``threads``, ``slots``, ``batch``, ``ubatch`` or ``prefill_chunk`` is 0, ``slm.serve.pool.engine_settings``
     chooses a value for the model and the machine.

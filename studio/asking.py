@@ -1,11 +1,12 @@
 """Commands that a screen waits for (``slm data-stats``, ``slm plan``): their last line is the answer.
 
-Tested in tests/studio/test_app.py.
+Tested in tests/studio/test_asking.py, tests/studio/test_app.py.
 """
 
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -67,7 +68,9 @@ async def _start(words: list[str], cwd: Path, stderr: int) -> asyncio.subprocess
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
+    """End the command with what it has started: a plan's measurement would go on alone."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # it leads its session
         await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]  # its pipes, before studio's end closes the loop

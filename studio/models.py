@@ -17,6 +17,8 @@ from slm.studio.places import Places
 
 DEEPEST = 5
 """Folders below a given one in which GGUF files are looked for."""
+OWN = {"gguf", "checkpoints", "runs"}
+"""Folders of ``models/`` with what exports and tunings made: their models have cards already."""
 
 
 def models(places: Places) -> list[dict[str, Any]]:
@@ -24,7 +26,8 @@ def models(places: Places) -> list[dict[str, Any]]:
     found = [_card_of(places, root, _run, "run") for root in _run_folders(places.runs)]
     found += [_card_of(places, path, _directory, "model") for path in _model_directories(places.models)]
     for folder in (places.models, *places.folders):
-        found += [_card_of(places, path, _gguf, "gguf") for path in _ggufs(folder)]
+        own = OWN if folder == places.models else {"checkpoints"}
+        found += [_card_of(places, path, _gguf, "gguf") for path in _ggufs(folder, own)]
         found += [
             _card_of(places, path, functools.partial(_gguf, name=name), "gguf") for name, path in _of_ollama(folder)
         ]
@@ -185,16 +188,14 @@ def _header(path: Path, *_stamp: int) -> dict[str, Any]:
     return {"n_params": n_params, "architecture": header.metadata.get("general.architecture")}
 
 
-def _ggufs(folder: Path) -> Iterator[Path]:
-    """The models among the GGUF files below a folder; what is hidden, and what exports made of runs, left out."""
+def _ggufs(folder: Path, left_out: set[str]) -> Iterator[Path]:
+    """The models among the GGUF files below a folder, but not in hidden folders and those named in ``left_out``."""
     for root, folders, names in os.walk(folder):
         deep = len(Path(root).relative_to(folder).parts)
-        own = {"gguf", "checkpoints", "runs"} if folder.name == "models" else {"checkpoints"}
-        folders[:] = [name for name in folders if name[0] != "." and deep < DEEPEST and name not in own]
+        folders[:] = [name for name in folders if name[0] != "." and deep < DEEPEST and name not in left_out]
         for name in sorted(names):
             path = Path(root, name)
-            is_model = name.endswith(".gguf") and not name.startswith(("imatrix", "mmproj"))
-            if is_model and not runs.is_adapter(path) and os.path.isfile(path):
+            if name.endswith(".gguf") and not runs.is_no_model(name) and os.path.isfile(path):
                 yield path
 
 

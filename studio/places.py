@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
+from slm.from_gguf.stores import lm_studio_folders, ollama_folders
 
 STATE = ".studio"
 """In ``runs/``: jobs, uploads, the trash. On the disk of the runs, so that what is deleted is only renamed."""
@@ -64,6 +65,22 @@ class Places:
     def folders(self) -> list[Path]:
         """Every folder besides the workspace."""
         return list(dict.fromkeys([*self.given, *self.added]))
+
+    def known(self) -> list[dict[str, str]]:
+        """The folders of other programs that this machine has, and studio was not given yet."""
+        cache = os.environ.get("LLAMA_CACHE") or os.path.expanduser("~/.cache/llama.cpp")
+        programs = {
+            "Ollama's models": ollama_folders(),
+            "LM Studio's models": lm_studio_folders(),
+            "llama.cpp's downloads": [Path(cache)],
+        }
+        found: dict[Path, dict[str, str]] = {}
+        for of, folders in programs.items():
+            for path in folders:
+                given = any(path.resolve().is_relative_to(each) for each in self.folders)
+                if not given and path.is_dir() and os.access(path, os.R_OK | os.X_OK):
+                    found.setdefault(path.resolve(), {"of": of, "path": str(path)})
+        return list(found.values())
 
     def add(self, text: str) -> None:
         """Give studio another folder. UserError where the page may not."""

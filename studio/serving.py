@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text
@@ -24,8 +25,8 @@ from slm.studio.places import Places
 
 MOST = 3
 """Models at the same time."""
-LOADS_WITHIN_S = 180.0
-"""Seconds in which a model is loaded, its first measurement of threads included."""
+SILENT_S = 180.0
+"""Seconds without a sign of life after which a model that is loaded, or that replies, is given up."""
 IDLE_S = 900.0
 """Seconds without a message after which a model is unloaded."""
 
@@ -104,10 +105,14 @@ class Servers:
         found.used = time.monotonic()
         return found
 
-    def unload(self, path: str) -> None:
-        """End a model's process."""
+    def unload(self, path: str, *, hangs: bool = False) -> None:
+        """End a model's process; at once where it ``hangs``, since it then may not hear that it is to end."""
         if server := self._by_path.pop(path, None):
-            server.process.terminate()
+            if hangs:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(server.process.pid, signal.SIGKILL)  # its engine, too
+            else:
+                server.process.terminate()
             self._keep()
 
     def unload_below(self, path: str) -> None:
@@ -148,10 +153,14 @@ class Servers:
         return Server(id=id, path=shown, port=port, key=key, process=process, log=log)
 
     async def _until_loaded(self, server: Server) -> dict[str, Any]:
-        """What the server says of its model."""
-        deadline = time.monotonic() + LOADS_WITHIN_S
+        """What the server says of its model.
+
+        A large file on a slow disk or a busy machine takes as long as it takes: the wait ends where the process does,
+        or where it neither computes nor prints for ``SILENT_S``.
+        """
+        signs, seen = _signs_of_life(server), time.monotonic()
         async with httpx.AsyncClient(timeout=5, trust_env=False) as client:
-            while time.monotonic() < deadline:
+            while time.monotonic() - seen < SILENT_S:
                 if server.process.poll() is not None:
                     text = server.log.read_text(encoding="utf-8", errors="replace")
                     raise UserError(jobs.error_line(text, server.process.returncode))
@@ -159,10 +168,29 @@ class Servers:
                     answer = await client.get(f"{server.url}/v1/models", headers=server.headers)
                     if answer.status_code == 200 and (found := answer.json()["data"][0])["status"] == "ready":
                         return dict(found)
+                if (now := _signs_of_life(server)) != signs:
+                    signs, seen = now, time.monotonic()
                 await asyncio.sleep(0.1)
-        raise UserError(f"{server.path} was not loaded within {LOADS_WITHIN_S:.0f} s: is the machine very busy?")
+        self.unload(server.path, hangs=True)
+        said = jobs.last_line(server.log.read_text(encoding="utf-8", errors="replace"))
+        raise UserError(
+            f"{server.path}: nothing has come from its server for {SILENT_S:.0f} s"
+            + (f", last: {said[:200]}" if said else "")
+            + ". Choose it again"
+        )
 
     def _keep(self) -> None:
         self._kept.parent.mkdir(parents=True, exist_ok=True)
         processes = [jobs.identity(each.process.pid) for each in self._by_path.values()]
         atomic_write_text(self._kept, json.dumps({"studio": jobs.identity(os.getpid()), "processes": processes}))
+
+
+def _signs_of_life(server: Server) -> tuple[float, int]:
+    """Processor seconds of the server with its engine, and bytes that it has printed."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(server.process.pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # a measurement of threads that has just ended
+                seconds += sum(each.cpu_times()[:2])
+    return round(seconds, 2), server.log.stat().st_size

@@ -17,6 +17,8 @@ NO_FILE = "no files (pipes, links to nothing)"
 UNREADABLE = "of types that are not read"
 NO_RECORDS = "without records of text"
 """Reason for a file left out although its type is read, such as a ``.json`` file of something else."""
+NAMED = 3
+"""Names of files that a record gives for each reason."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,13 @@ class Listing:
         return text
 
     def record(self) -> dict[str, Any]:
-        """Counts as plain values."""
+        """Counts as plain values, and by reason the first names of what is left out."""
         return {
             "taken": {kind: {"files": len(paths), "bytes": self.bytes(kind)} for kind, paths in self.taken.items()},
             "left_out": {why: len(paths) for why, paths in self.left_out.items()},
+            "left_out_names": {
+                why: sorted(map(os.path.basename, paths))[:NAMED] for why, paths in self.left_out.items()
+            },
         }
 
 

@@ -203,7 +203,7 @@ class Reading:
 
 
 def is_mistyped(name: str, names: Iterable[str]) -> bool:
-    """Whether a name that no field has is that of one of ``names`` with a letter wrong, missing or too many."""
+    """Whether an unknown name is one of ``names`` with a letter wrong, missing or too many."""
     return bool(difflib.get_close_matches(name[:64], list(names), 1, _MISTYPED))
 
 

@@ -15,7 +15,7 @@ EXTRA = ("prefix", "json", "repeat")
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The ``bench`` group of configs/bench_serve.yaml, whose comments describe the options."""
+    """The ``bench`` group of configs/bench_serve.yaml. The comments there describe the options."""
 
     clients: list[int] = field(default_factory=lambda: [1, 4, 16, 64])
     rounds: int = 2

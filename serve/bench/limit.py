@@ -1,7 +1,7 @@
 """What llama.cpp itself can do with a model on this machine: its prompt and decode rates, without a server.
 
 They are measured with llama.cpp's own tools where those are installed, else with the library that the engine uses, in
-a process of its own (``python -m slm.serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a
+a separate process (``python -m slm.serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a
 workload is the time that these rates give for its tokens: prompts at the prefill rate, replies at the decode rate for
 as many sequences as there are clients, and nothing for HTTP, sampling, text or scheduling.
 """

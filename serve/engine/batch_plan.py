@@ -105,14 +105,14 @@ class Limits:
 
 
 MIN_CACHED = 16
-"""A shorter common prefix is computed again. That costs next to nothing, and short prompts (which share a few tokens
+"""A shorter common prefix is computed again. This costs next to nothing, and short prompts (which share a few tokens
 by chance) then give the same numbers whatever came before them."""
 
 MIN_COPIED = 64
 """A shorter common prefix is computed again rather than copied from another slot."""
 
 SMALL_CHUNK = 64
-"""A prefill chunk below this is not worth a pass of its own, which reads all weights: decode steps come first, and
+"""A prefill chunk below this is not worth a separate pass, which reads all weights: decode steps come first, and
 short prompts are computed together."""
 
 GAP_COST = 64
@@ -348,7 +348,7 @@ def _choose_slot(
 
     A common prefix counts by its length, unless it is a small part of what the slot caches: that is another's long
     conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
-    ``GAP_COST``). Of equals, the first is taken.
+    ``GAP_COST``). The first of equal slots is taken.
     """
     shared = {slot: common_prefix(tokens, cached.get(slot, ())) for slot in slots}
     common = {

@@ -40,7 +40,7 @@ class EngineOptions:
     the rounding of a sequence's attention; with ``exact`` it stays the same, and so does it without this option."""
     prefix_cache: bool = True
     """Whether a slot keeps what it has computed, for later prompts with the same prefix (of 16 tokens or more). The
-    rest of such a prompt is computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
+    rest of such a prompt is computed in batches of another shape. Their rounding may differ (see ``kv_tokens``)."""
     cache_ram: int = 1024
     """MiB, at most, of prompts that had to leave their slots for others: they are put back where they are asked for
     again, while the machine has memory to spare. 0: they are computed again. Not for ``kv_tokens``."""

@@ -55,7 +55,7 @@ _KEPT_BEFORE_END = 4
 MOST_FORCED = 32
 """Most tokens that a grammar forces and that are computed together."""
 LEAST_FORCED = 4
-"""Fewer are not worth a pass of their own: the mask lets nothing else through, so they come one by one."""
+"""Fewer are not worth a separate pass: the mask lets nothing else through, so they come one by one."""
 _LEFT_FREE = 1 << 30
 """Bytes of memory that prompts without a slot leave to others."""
 _PATIENCE_S = 0.002
@@ -250,7 +250,7 @@ class Engine:
         return []
 
     def count_tokens(self, request: Generate) -> int:
-        """Tokens of the request's prompt. Of one that does not fit the context it is only certain that it does not."""
+        """Tokens of the request's prompt. Counting may stop above the context's length, with a result above it."""
         return generation.n_prompt_tokens(request, model=self._model, context=self.info.context)
 
     def _end(self, sequence_id: str) -> None:
@@ -282,7 +282,7 @@ class Engine:
             self._step_began = None
 
     def _expire(self) -> list[Event]:
-        """Ends the sequences whose deadline has passed."""
+        """Ends the sequences past their deadline."""
         now = time.monotonic()
         if now < self._next_deadline:
             return []
@@ -299,7 +299,7 @@ class Engine:
         return events
 
     def _add_constrained(self) -> list[Event]:
-        """Queues the sequences whose grammars have been compiled."""
+        """Queues the sequences with grammars that have been compiled."""
         events: list[Event] = []
         if self._constraints.busy:
             for sequence_id, result in self._constraints.take_ready(patient=self._only_waits()):
@@ -311,7 +311,7 @@ class Engine:
         return events
 
     def _resume_late(self) -> list[Event]:
-        """Samples for the sequences whose masks were late and are there now."""
+        """Samples for the sequences that waited for their masks and have them now."""
         events: list[Event] = []
         for each in list(self._generations.values()):
             row = each.late_row

@@ -64,7 +64,7 @@ class Generation:
     prefill_ended: float = 0.0
     """On the monotonic clock."""
     n_reported: int = 0
-    """Generated tokens whose ids have been reported."""
+    """Number of generated tokens with reported ids."""
     n_drafted: int = 0
     """Draft tokens that were verified."""
     n_accepted: int = 0
@@ -191,7 +191,7 @@ class Generation:
         return n_keep
 
     def _take_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Those of tokens whose text has begun to come out."""
+        """Those of tokens with text that has begun to come out."""
         ready = [each for each in self.pending_logprobs if each.offset < self.detokenizer.n_emitted]
         self.pending_logprobs = self.pending_logprobs[len(ready) :]
         return tuple(ready)

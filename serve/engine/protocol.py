@@ -34,7 +34,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int | str, float], ...] = ()
-    """By token id, or by a text, whose tokens it all is added to."""
+    """By token id, or by a text: the bias is added to all its tokens."""
     seed: int = 0
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -122,7 +122,7 @@ class Generate:
     n_discard: int = 0
     """With ``context_shift``, how many tokens behind these go at a time; 0: half of them."""
     shown: tuple[str, ...] = ()
-    """Control tokens whose names are part of the text that comes out: those of tool calls."""
+    """Control tokens that come out as text by their names: those of tool calls."""
     sampling: SamplingParams = SamplingParams()
     adapters: tuple[float, ...] = ()
     """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""
@@ -382,16 +382,16 @@ class Failure:
     code: FailureCode
     message: str
     n_tokens: int = 0
-    """Of a prompt that is too long: its tokens, as far as they were counted."""
+    """Tokens of a prompt that is too long, as far as they were counted; else 0."""
     n_context: int = 0
-    """And how many it may have."""
+    """Most tokens that such a prompt may have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embeddings:
     vectors: tuple[bytes, ...]
-    """float32 [n_embd] each, little-endian, of length 1; one per input. Of a reranking model: [n_scores], its
-    scores."""
+    """float32 [n_embd] each, little-endian, of length 1; one per input. A reranking model returns its
+    scores, [n_scores]."""
     n_tokens: int
     """Tokens of all inputs."""
 
@@ -444,7 +444,7 @@ class Stats:
     in_steps: int = 0
     """... in all."""
     threads: int = 0
-    """That the engine computes with at the moment."""
+    """Threads that the engine computes with at the moment."""
     step_s: float = 0.0
     """Seconds that the present step has taken so far; 0 between steps."""
 

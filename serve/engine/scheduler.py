@@ -112,7 +112,7 @@ class Scheduler:
 
     @property
     def generating(self) -> list[Sequence]:
-        """Running sequences whose prompt is computed, in order of arrival."""
+        """Running sequences after their prompt, in order of arrival."""
         return [sequence for sequence in self._running if sequence.generating]
 
     def slot_states(self) -> tuple[SlotState, ...]:

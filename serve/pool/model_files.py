@@ -39,7 +39,7 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
         return stored.path, None
     path = runs.place(model)
     if path.is_file():
-        if path.suffix != ".gguf" and not _is_gguf(path):
+        if path.suffix != ".gguf" and not stores.holds_gguf(path):
             raise UserError(f"{model} is no model: give a .gguf file, a run, a model directory, or org/name on the Hub")
         return path, None
     found = runs.model_files(path)
@@ -48,11 +48,6 @@ def resolve_model(model: str) -> tuple[Path, str | None]:
     if not found:
         raise UserError(f"{model} has no exported model yet; run `{spelled('export', run=model)}` first")
     return _pick(found)
-
-
-def _is_gguf(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
 
 
 def _of_the_hub(name: HubName) -> tuple[Path, str | None]:

@@ -7,7 +7,7 @@ arguments of a call that is rendered as a trial; arguments may be a JSON object,
 
 Some models' forms cannot be seen in this way, because their templates write calls with control tokens, number them, or
 describe tools without writing calls. ``NAMED`` has them. Where there is no form (the template does not know tools),
-calls have a form of our own, and tools are described in the system message.
+calls have slm's form, and tools are described in the system message.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ NAMED: tuple[tuple[tuple[str, ...], CallForm], ...] = (
     (("<tool_call>", "xml_tools"), HERMES),
 )
 """Forms by what stands in the template; their control tokens are in the vocabulary, too, as control tokens or not. The
-last but one is that of LFM2 and LFM2.5, the last one SmolLM3's."""
+last but one belongs to LFM2 and LFM2.5, the last one to SmolLM3."""
 
 
 def call_form(template: ChatTemplate) -> CallForm:

@@ -35,7 +35,7 @@ class ReplyReader:
         self._form, self._texts = form, texts or {}
         self._state = {"none": "text", "may": "begin", "open": "reasoning"}[reasoning]
         self._held = ""
-        """Text whose kind is not known yet."""
+        """Text of a kind that is not known yet."""
         self._has_text = False
         """Whether any content or reasoning came since the last change of kind: white space before it is dropped."""
         self._trims = reasoning == "open"
@@ -48,7 +48,7 @@ class ReplyReader:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call has begun whose arguments are not whole."""
+        """Whether a call has begun that is not whole."""
         return self._state in ("name", "arguments")
 
     def push(self, text: str, *, last: bool = False) -> list[Piece]:

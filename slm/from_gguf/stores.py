@@ -32,7 +32,18 @@ class Stored:
 
 def is_named(word: str) -> bool:
     """Whether ``word`` is a GGUF file's name, of a store or a path; whether it exists is another question."""
-    return word.startswith((OLLAMA, LM_STUDIO)) or (word.lower().endswith(".gguf") and not Path(word).is_dir())
+    if word.startswith((OLLAMA, LM_STUDIO)):
+        return True
+    return (word.lower().endswith(".gguf") and not Path(word).is_dir()) or holds_gguf(Path(word))
+
+
+def holds_gguf(path: Path) -> bool:
+    """Whether a file begins as a GGUF does, whatever its name: Ollama's are called by their digests."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"GGUF"
+    except (OSError, ValueError):  # no file, a folder, or a word that can be no path
+        return False
 
 
 def find(word: str) -> Stored | None:

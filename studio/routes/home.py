@@ -32,6 +32,7 @@ def _home(places: Places) -> dict[str, object]:
         "models": models(places),
         "folders": [{"path": str(each), "added": each in places.added} for each in places.folders],
         "may_add": places.may_add,
+        "known": places.known() if places.may_add else [],
         "trash": trash.listed(places),
         "root": str(places.root),
         "disk": {"free": shutil.disk_usage(places.root).free},

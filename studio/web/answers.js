@@ -106,7 +106,7 @@ export function Answers({ query, entered, jobs }) {
   };
   const busy = jobs.some((job) => job.state === "running");
   return html`<${Heading} title="A model that answers like this" />
-    <section><${Files} sources=${sources} take=${setSources} accept=".jsonl,.json,.csv,.tsv,.parquet,.gz,.zst" what="conversations, or a table of questions and answers (JSON, JSON lines, CSV, TSV, parquet)," />
+    <section><${Files} sources=${sources} take=${setSources} what="conversations, or a table of questions and answers (JSON, JSON lines, CSV, TSV, parquet)," />
       <details><summary>Or write them here</summary><${Table} done=${(source) => setSources([...sources, source])} /></details>
     </section>
     <${Waiting} state=${looked} what="Reading the conversations" cancel=${stopLooking} />

@@ -2,7 +2,7 @@
 
 import { html, useState } from "./lib.js";
 
-const WIDTH = 640, LEFT = 56, RIGHT = 16, TOP = 8, BOTTOM = 26;
+const WIDTH = 640, LEFT = 74, RIGHT = 16, TOP = 8, BOTTOM = 26;
 
 // Round numbers from low to high, about n of them, at least `least` apart.
 function ticks(low, high, n, least = 0) {

@@ -1,6 +1,6 @@
 // Chat and compare: one prompt to one, two or three models, their replies next to each other.
 
-import { api, Heading, html, Problem, useEffect, useRef, useState } from "./lib.js";
+import { api, duration, Heading, html, Problem, useEffect, useRef, useState } from "./lib.js";
 
 const SETTINGS = [
   ["temperature", "temperature", 0.8, 0.1], ["top_p", "top-p", 0.95, 0.05], ["top_k", "top-k", 40, 1], ["min_p", "min-p", 0.05, 0.01],
@@ -22,7 +22,8 @@ async function* stream(path, values, signal) {
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
     for (const part of parts) {
-      const data = part.replace(/^data: /, "");
+      const data = /^data: (.*)$/m.exec(part)?.[1];
+      if (!data) continue; // a comment: the model is at work
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
       if (event.error) throw new Error(event.error.message);
@@ -31,16 +32,55 @@ async function* stream(path, values, signal) {
   }
 }
 
-// Pieces of a reply: text, and the probability of each token where it was asked for.
+const OTHERS = 4; // what it might have written instead, of each token
+
+// Why the server ended a reply that the model had not ended.
+const CUT = { max_tokens: ", cut at the most tokens", context: ", cut: its context is full", timeout_s: ", cut: its time was over" };
+
+// Pieces of a reply: text, and where it was asked for the probability of each token (`p`), with others' (`others`).
 function pieces(choice) {
-  if (choice.logprobs?.content?.length) return choice.logprobs.content.map((each) => ({ text: each.token, p: Math.exp(each.logprob) }));
-  if (choice.logprobs?.tokens?.length) return choice.logprobs.tokens.map((text, n) => ({ text, p: Math.exp(choice.logprobs.token_logprobs[n]) }));
+  const { content, tokens, token_logprobs: logprobs, top_logprobs: top } = choice.logprobs ?? {};
+  const others = (all, own) => all.filter(([text]) => text !== own).slice(0, OTHERS).map(([text, logprob]) => ({ text, p: Math.exp(logprob) }));
+  if (content?.length) return content.map((each) => ({ text: each.token, p: Math.exp(each.logprob), others: others((each.top_logprobs ?? []).map((one) => [one.token, one.logprob]), each.token) }));
+  if (tokens?.length) return tokens.map((text, n) => ({ text, p: Math.exp(logprobs[n]), others: others(Object.entries(top?.[n] ?? {}), text) }));
   const text = choice.delta?.content ?? choice.text;
   return text ? [{ text }] : [];
 }
 
-const Token = ({ text, p }) => (p === undefined ? text
-  : html`<span class="token" title="${(100 * p).toFixed(1)} %" style=${{ backgroundColor: `rgba(var(--mark), ${((1 - p) * 0.6).toFixed(2)})` }}>${text}</span>`);
+const percent = ({ text, p }) => `${JSON.stringify(text)} ${(100 * p).toFixed(1)} %`;
+
+// A reply. Where it has probabilities, those of a token are told under the pointer, by a tap, or by the arrow keys.
+function Reply({ turn }) {
+  const [at, setAt] = useState(null);
+  const found = turn.pieces;
+  if (!found.some((each) => each.p !== undefined)) return html`<div class="turn">${found.map((each) => each.text)}<${Figures} turn=${turn} /></div>`;
+  const key = (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (event.key === "Escape") setAt(null);
+    if (!move) return;
+    event.preventDefault();
+    setAt(Math.min(found.length - 1, Math.max(0, (at ?? (move > 0 ? -1 : found.length)) + move)));
+  };
+  const here = at === null ? null : found[at];
+  return html`<div class="turn" role="group" tabindex="0" aria-label="Reply. Arrow keys read the probability of each token." onKeyDown=${key} onPointerLeave=${() => setAt(null)}>
+    ${found.map((each, n) => (each.p === undefined ? each.text : html`<span class="token ${n === at ? "here" : ""}" onPointerEnter=${() => setAt(n)} onClick=${() => setAt(n)}
+      style=${{ backgroundColor: `rgba(var(--mark), ${((1 - each.p) * 0.6).toFixed(2)})` }}>${each.text}</span>`))}
+    <div class="readout quiet" aria-live="polite">${here?.p === undefined ? "The stronger a token's colour, the less probable it was. Point at one." : [`${percent(here)}`, ...here.others.map(percent)].join(here.others.length ? " · " : "")}</div>
+    <${Figures} turn=${turn} /></div>`;
+}
+
+const Figures = ({ turn }) => turn.figures && html`<div class="quiet">${turn.figures}</div>`;
+
+// For how long a model is being loaded.
+function Loading() {
+  const [seconds, setSeconds] = useState(0);
+  useEffect(() => {
+    const began = Date.now();
+    const timer = setInterval(() => setSeconds(Math.round((Date.now() - began) / 1000)), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  return html`is being loaded …${seconds > 2 ? ` ${duration(seconds)}` : ""}`;
+}
 
 function Column({ side, models, choose, remove }) {
   return html`<div class="column">
@@ -51,10 +91,9 @@ function Column({ side, models, choose, remove }) {
       </select>
       ${remove && html`<button type="button" class="plain small" onClick=${remove}>Remove</button>`}
     </div>
-    <p class="quiet" role="status">${side.loading ? "is being loaded …" : side.facts ?? ""}</p>
+    <p class="quiet" role="status">${side.loading ? html`<${Loading} key=${side.path} />` : side.facts ?? ""}</p>
     <${Problem} text=${side.error} />
-    <div aria-live="polite">${side.turns.map((turn) => html`<div class="turn ${turn.mine ? "mine" : ""}">${turn.mine ? turn.text : turn.pieces.map((each) => html`<${Token} ...${each} />`)}
-      ${turn.figures && html`<div class="quiet">${turn.figures}</div>`}</div>`)}</div>
+    <div aria-live="polite">${side.turns.map((turn) => (turn.mine ? html`<div class="turn mine">${turn.text}</div>` : html`<${Reply} turn=${turn} />`))}</div>
   </div>`;
 }
 
@@ -66,21 +105,27 @@ export function Chat({ query }) {
   const [probabilities, setProbabilities] = useState(false);
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
-  const abort = useRef(null), latest = useRef([]);
+  const abort = useRef(null), latest = useRef([]), loads = useRef({});
   latest.current = sides;
   const change = (n, values) => setSides((now) => now.map((side) => (side.n === n ? { ...side, ...(typeof values === "function" ? values(side) : values) } : side)));
 
   const load = async (n, path) => {
+    loads.current[n]?.abort(); // of the model that was chosen before
+    const own = loads.current[n] = new AbortController();
     change(n, { path, id: null, facts: null, error: null, turns: [], loading: Boolean(path) });
     if (!path) return;
     try {
-      const { id, model } = await api("/api/chat/load", { path });
+      const { id, model } = await api("/api/chat/load", { path }, { signal: own.signal });
       const meta = model.meta ?? {};
       const facts = `${((meta.n_params ?? 0) / 1e6).toFixed(1)} M parameters · ${meta.chat_template ? "answers" : "continues your text"}`;
       change(n, (side) => (side.path === path ? { id, facts, chats: Boolean(meta.chat_template), loading: false } : {}));
     } catch (problem) {
-      change(n, { error: problem.message, loading: false });
+      if (problem.name !== "AbortError") change(n, { error: problem.message, loading: false });
     }
+  };
+  const remove = (n) => {
+    loads.current[n]?.abort();
+    setSides((now) => now.filter((side) => side.n !== n));
   };
   const add = (path) => {
     const n = Math.max(-1, ...latest.current.map((side) => side.n)) + 1;
@@ -96,7 +141,7 @@ export function Chat({ query }) {
     const asked = [query.a, query.b, query.c].filter(Boolean);
     if (!asked.length || (query.compare && asked.length === 1)) asked.push("");
     for (const path of asked) add(path);
-    return () => abort.current?.abort();
+    return () => [abort.current, ...Object.values(loads.current)].forEach((each) => each?.abort());
   }, []);
 
   const reply = async (side, text, signal) => {
@@ -105,21 +150,22 @@ export function Chat({ query }) {
     change(side.n, { turns: [...turns, place], error: null });
     const wanted = Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== ""));
     const said = turns.map((turn) => ({ role: turn.mine ? "user" : "assistant", content: turn.mine ? turn.text : turn.pieces.map((each) => each.text).join("") }));
-    const body = side.chats ? { messages: said, ...(probabilities ? { logprobs: true } : {}) } : { prompt: text, ...(probabilities ? { logprobs: 1 } : {}) };
+    const body = side.chats ? { messages: said, ...(probabilities ? { logprobs: true, top_logprobs: OTHERS + 1 } : {}) } : { prompt: text, ...(probabilities ? { logprobs: OTHERS + 1 } : {}) };
     const began = performance.now();
-    let first = 0, tokens = 0;
+    let first = 0, cut = "";
     try {
       for await (const event of stream(`/api/chat/${side.id}/say`, { ...wanted, ...body }, signal)) {
-        const found = event.choices?.[0] ? pieces(event.choices[0]) : [];
+        const choice = event.choices?.[0];
+        cut ||= CUT[choice?.stopped_by] ?? "";
+        const found = choice ? pieces(choice) : [];
         if (!found.length) continue;
         first ||= performance.now();
-        tokens += 1;
         place.pieces = [...place.pieces, ...found];
         const seconds = (performance.now() - began) / 1000;
         place.figures = `first after ${((first - began) / 1000).toFixed(2)} s, ${seconds.toFixed(1)} s so far`;
         change(side.n, { turns: [...turns, { ...place }] });
       }
-      place.figures = `${((performance.now() - began) / 1000).toFixed(1)} s`;
+      place.figures = `${((performance.now() - began) / 1000).toFixed(1)} s${cut}`;
       change(side.n, { turns: [...turns, { ...place }] });
     } catch (problem) {
       if (problem.name !== "AbortError") change(side.n, { error: problem.message });
@@ -143,7 +189,7 @@ export function Chat({ query }) {
     <${Problem} text=${error} />
     ${!models.length && html`<p class="note">There is no GGUF file yet: <a href="#/export">export a model</a> first.</p>`}
     <div class="columns">${sides.map((side) => html`<${Column} key=${side.n} side=${side} models=${models} choose=${(path) => load(side.n, path)}
-      remove=${sides.length > 1 ? () => setSides(sides.filter((each) => each !== side)) : null} />`)}</div>
+      remove=${sides.length > 1 ? () => remove(side.n) : null} />`)}</div>
     <form class="sheet" onSubmit=${say}>
       <label class="field"><span>Message</span><textarea id="prompt" rows="3" value=${prompt} onInput=${(event) => setPrompt(event.target.value)} onKeyDown=${key}></textarea></label>
       <div class="row">

@@ -99,7 +99,8 @@ export function Home({ jobs }) {
         ${home.may_add && html`<div class="row">
           <input class="grow" aria-label="Folder to add" placeholder="~/.lmstudio/models" value=${path} onInput=${(event) => setPath(event.target.value)} />
           <${Action} disabled=${!path.trim()} run=${async () => { await api("/api/folders/add", { path }); setPath(""); load(); }}>Add folder<//>
-        </div>`}
+        </div>
+        <div class="row">${home.known.map((each) => html`<${Action} run=${async () => { await api("/api/folders/add", { path: each.path }); load(); }}>Add ${each.of}: ${each.path}<//>`)}</div>`}
       </section>
       ${home.trash.length > 0 && html`<section>
         <h2>Trash</h2>

@@ -91,13 +91,29 @@ export const Why = ({ job }) => (job?.error ? html`<p class="problem" role="aler
   ${job.form && !["waiting", "running"].includes(job.state) && html` <a href="#/${FORMS[job.kind]}?change=${job.id}">Change what was entered</a>`}</p>` : null);
 
 export function Copy({ text, name = "Copy" }) {
-  const [done, setDone] = useState(false);
+  const [said, setSaid] = useState(null);
   const copy = async () => {
-    await navigator.clipboard.writeText(text);
-    setDone(true);
-    setTimeout(() => setDone(false), 1500);
+    try {
+      await navigator.clipboard.writeText(text);
+      setSaid("Copied");
+    } catch { // the browser forbids it, or, on an address without TLS, has no such thing
+      setSaid(copiedByHand(text) ? "Copied" : "Select it and copy");
+    }
+    setTimeout(() => setSaid(null), 1500);
   };
-  return html`<button type="button" class="plain small" onClick=${copy}>${done ? "Copied" : name}</button>`;
+  return html`<button type="button" class="plain small" onClick=${copy}>${said ?? name}</button>`;
+}
+
+// Copies by way of a field that is selected; whether it could.
+function copiedByHand(text) {
+  const field = document.createElement("textarea"), focused = document.activeElement;
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  focused?.focus();
+  return done;
 }
 
 // A command or a path that can be copied.

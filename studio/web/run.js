@@ -38,8 +38,8 @@ function AnswersSoFar({ samples, events }) {
     ${lines.map((event) => html`<p class="asked">${event.text}</p>`)}
     <div class="scroll wide" tabindex="0" role="region" aria-label="Answers before and now"><table>
       <thead><tr><th>Question</th><th>Expected</th><th>Before (step ${questions[0]?.first.step})</th><th>Now (step ${questions[0]?.last.step})</th></tr></thead>
-      <tbody>${questions.map((each) => html`<tr><td>${each.question}</td><td>${each.expected}</td><td>${each.first.found[3]}</td>
-        <td class=${each.last.found[3].trim() === each.expected.trim() ? "learned" : ""}>${each.last === each.first ? "" : each.last.found[3]}</td></tr>`)}</tbody>
+      <tbody>${questions.map((each) => html`<tr><td data-name="Question">${each.question}</td><td data-name="Expected">${each.expected}</td><td data-name="Before">${each.first.found[3]}</td>
+        <td data-name="Now" class=${each.last.found[3].trim() === each.expected.trim() ? "learned" : ""}>${each.last === each.first ? "" : each.last.found[3]}</td></tr>`)}</tbody>
     </table></div>
   </section>`;
 }
@@ -96,7 +96,9 @@ export function Run({ query, jobs }) {
   const teacher = state && state.name !== run.split("/").at(-1) && state.name;
   const training = job?.state === "running" && (!state || state.status === "running" || teacher); // and not just about to go
   const learned = state?.events.some((event) => event.kind === "asked" && event.text.includes("none is held out"));
-  const told = state?.events.filter((event) => event.kind !== "asked").slice(-40).reverse() ?? [];
+  const saves = state?.saves.map((each) => ({ ...each, text: "saved: a checkpoint to resume from" })) ?? [];
+  const told = [...(state?.events.filter((event) => event.kind !== "asked") ?? []), ...saves]
+    .sort((a, b) => (a.time ?? 0) - (b.time ?? 0) || a.step - b.step).slice(-40).reverse();
   return html`<${Heading} title=${run}>${run.replace(/^runs\//, "")} <span class="status ${status}">${status === "gone" ? "ended without a word" : status}</span><//>
     ${teacher && html`<p class="note" id="teacher">Part 1 of 2: these are the figures of <a href=${`#/run?${new URLSearchParams({ run: `runs/${teacher}` })}`}>${teacher}</a>, a model that then teaches this one. A text that is read often is learned better so.</p>`}
     <${Why} job=${job} />

@@ -7,6 +7,13 @@ import { Files } from "./files.js";
 const SHORT = { 120: "2m", 300: "5m", 600: "10m", 1200: "20m", 3600: "1h", 7200: "2h", 14400: "4h", 28800: "8h", 86400: "1d", 259200: "3d" };
 const timeText = (seconds) => SHORT[Math.round(seconds)] ?? duration(seconds);
 
+// Seconds of a time as a person types it (90s, 1h30m); null for anything else.
+function secondsOf(text) {
+  const plain = text.replaceAll(" ", ""), parts = [...plain.matchAll(/(\d+(?:\.\d+)?)([dhms])/g)];
+  const total = parts.reduce((sum, [, number, unit]) => sum + Number(number) * { s: 1, m: 60, h: 3600, d: 86400 }[unit], 0);
+  return parts.map(([part]) => part).join("") === plain ? total || null : null;
+}
+
 // A name for a run that there is not yet, from the files' name.
 export function suggested(sources, taken) {
   const stem = (sources[0]?.label ?? "").replace(/(, …)? \(\d+ files\)$/, "").replace(/[/\\]+$/, "").split(/[/\\]/).at(-1).replace(/\.\w+$/, "");
@@ -69,7 +76,10 @@ function Found({ result }) {
   const sources = Object.values(result.sources);
   const total = (key) => sources.reduce((all, each) => all + each[key], 0);
   const kinds = result.text.flatMap((each) => Object.entries(each.files?.taken ?? {}));
-  const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}));
+  const left = result.text.flatMap((each) => Object.entries(each.files?.left_out ?? {}).map(([why, n]) => {
+    const names = each.files.left_out_names[why];
+    return [n, `${why} (${names.join(", ")}${n > names.length ? ", …" : ""})`];
+  }));
   const whole = sources.every((each) => each.complete); // otherwise the count ended after some of a large text
   // The figures of the whole are then estimates.
   const all = (key, counted) => (whole ? counted : `about ${count(result.text.reduce((sum, each) => sum + (each[key] ?? 0), 0))}`);
@@ -89,7 +99,7 @@ function Found({ result }) {
       <${Tile} name="a document's length (median)">${count(sources[0]?.document_tokens.median)} tokens<//>
     </div>
     ${!whole && html`<p class="note" id="sample">The text is large (${bytes(size)}${kinds.some(([kind]) => PACKED.test(kind)) ? ", packed" : ""}). Looked at: the first ${bytes(total("bytes"))}, ${total("documents").toLocaleString("en")} documents. The figures of the whole are estimated from that; the training takes from all of it.</p>`}
-    ${left.map(([why, each]) => html`<p class="note">${each} ${each === 1 ? "file" : "files"} left out: ${why}</p>`)}
+    ${left.map(([n, why]) => html`<p class="note">${n} ${n === 1 ? "file" : "files"} left out: ${why}</p>`)}
     ${reasons.map((text) => html`<p class="quiet">Left out: ${text}</p>`)}
     ${changed.map((text) => html`<p class="quiet">Masked or cut out: ${text}</p>`)}
     <details><summary>Three documents to read</summary>
@@ -101,27 +111,35 @@ function Found({ result }) {
 const NEAR = 0.25; // bits per byte up to which two texts read alike
 
 // What text of a quality reads like: what a run of this machine wrote at about these bits per byte, or else a measured run
-// on books.
+// on books. Where none was as good or as bad, the nearest, which says so.
 function ReadsLike({ bits, samples }) {
-  const nearest = (all) => all.reduce((best, each) => (!best || Math.abs(each.bits_per_byte - bits) < Math.abs(best.bits_per_byte - bits) ? each : best), null);
-  const near = [nearest(samples.samples), nearest(samples.books)].find((each) => each && Math.abs(each.bits_per_byte - bits) <= NEAR);
-  if (!near) return null;
+  const far = (each) => Math.abs(each.bits_per_byte - bits);
+  const nearest = (all) => all.reduce((best, each) => (!best || far(each) < far(best) ? each : best), null);
+  const both = [nearest(samples.samples), nearest(samples.books)];
+  const near = both.find((each) => each && far(each) <= NEAR), shown = near ?? nearest(both.filter(Boolean));
+  if (!shown) return null;
+  const from = `${shown.run ?? "a model of English books"} wrote at ${fixed(shown.bits_per_byte, 2)} bits per byte of ${shown.run ? "its" : "their"} text`;
   return html`<div id="reads-like"><h3>Text of about this quality</h3>
-    <p class="quiet">${near.run ?? "A model of English books"} wrote this at ${fixed(near.bits_per_byte, 2)} bits per byte of ${near.run ? "its" : "their"} text</p>
-    <div class="text cut" tabindex="0">${near.text}</div></div>`;
+    <p class="quiet">${near ? `This is what ${from}` : `No text of this quality is kept. The nearest is a ${shown.bits_per_byte > bits ? "weaker" : "better"} model's: what ${from}`}</p>
+    <div class="text cut" tabindex="0">${shown.text}</div></div>`;
 }
+
+// Also the cost of two minutes is more than nothing.
+const money = (value) => (value > 0 && value < 0.1 ? value.toPrecision(1) : value.toFixed(2));
 
 // The dial: times along the plan's curve.
 function Dial({ plan, time, setTime, samples, price, setPrice }) {
   const curve = plan.curve;
-  const at = Math.max(0, curve.findIndex((each) => timeText(each.budget_s) === time));
-  const chosen = curve[at];
+  // A time that was typed may lie between two points of the dial: the figures are of the nearest.
+  const wanted = secondsOf(time), off = (each) => Math.abs(Math.log(each.budget_s / wanted));
+  const at = wanted ? curve.reduce((best, each, n) => (off(each) < off(curve[best]) ? n : best), 0) : 0;
+  const chosen = curve[at], exact = Math.round(chosen.budget_s) === Math.round(wanted);
   const x = curve.map((each) => each.budget_s);
   return html`<section aria-label="Time">
     <h2>How long may it take?</h2>
     <div class="two">
       <div>
-        <label class="field"><span>Time: ${duration(chosen.budget_s)}</span>
+        <label class="field"><span>Time: ${duration(chosen.budget_s)}${exact ? "" : wanted ? `, the point nearest to ${time}` : ""}</span>
           <input id="dial" type="range" min="0" max=${curve.length - 1} step="1" value=${at} aria-valuetext=${duration(chosen.budget_s)}
             onInput=${(event) => setTime(timeText(curve[event.target.value].budget_s))} /></label>
         <${Chart} title="Predicted bits per byte (lower is better)" logX=${true} at=${x} xName="time" xText=${timeText} yText=${(value) => value.toFixed(2)} mark=${chosen.budget_s}
@@ -135,7 +153,7 @@ function Dial({ plan, time, setTime, samples, price, setPrice }) {
           <${Tile} name="file (Q4_K_M)">${bytes(chosen.q4_k_m_bytes)}<//>
           <${Tile} name="memory">${(chosen.memory_bytes / 2 ** 30).toFixed(1)} GiB<//>
           <${Tile} name="reads">${count(chosen.tokens)} tokens <span class="quiet">the text ${chosen.epochs < 10 ? chosen.epochs.toFixed(1) : Math.round(chosen.epochs)} times</span><//>
-          <${Tile} name="money">${((chosen.seconds / 3600) * price).toFixed(2)} <span class="quiet">at <input class="price" aria-label="Price of an hour" type="number" min="0" step="0.01" value=${price} onInput=${(event) => setPrice(Number(event.target.value))} /> an hour</span><//>
+          <${Tile} name="money">${money((chosen.seconds / 3600) * price)} <span class="quiet">at <input class="price" aria-label="Price of an hour" type="number" min="0" step="0.01" value=${price} onInput=${(event) => setPrice(Number(event.target.value))} /> an hour</span><//>
         </div>
         ${chosen.seconds < 0.9 * chosen.budget_s && html`<p class="note">With this text the run ends after ${duration(chosen.seconds)}: reading it again would teach a small model little. More text helps, more time does not.</p>`}
         <${ReadsLike} bits=${chosen.bits_per_byte} samples=${samples} />
@@ -150,7 +168,8 @@ export function FromText({ jobs, entered }) {
   const [looked, look, stopLooking] = useCommand();
   const [planned, plan, stopPlanning] = useCommand();
   const [time, setTime] = useState(entered.time ?? "1h");
-  const [name, setName] = useState(entered.name ?? "");
+  const [typed, setTyped] = useState(entered.name ?? null); // until a person types, the name follows the files
+  const [taken, setTaken] = useState([]);
   const [price, setPrice] = useState(0.1);
   const [samples, setSamples] = useState({ samples: [], books: [] });
   const [state, setState] = useState({});
@@ -158,13 +177,11 @@ export function FromText({ jobs, entered }) {
   useEffect(() => { api("/api/samples").then(setSamples, () => {}); }, []);
   useEffect(() => {
     if (!sources.length) return;
-    api("/api/home").then((home) => setName((now) => {
-      const taken = home.models.map((card) => card.name);
-      if (!now) return suggested(sources, taken);
-      return now === entered.name && taken.includes(now) ? suggested([{ label: now }], taken) : now; // that of a run that failed
-    }), () => {});
+    api("/api/home").then((home) => setTaken(home.models.map((card) => card.name)), () => {});
     look("/api/look", values).then((found) => found && plan("/api/plan", values));
   }, [values]);
+  const failed = typed === entered.name && taken.includes(typed); // that of a run that failed
+  const name = failed ? suggested([{ label: typed }], taken) : typed ?? suggested(sources, taken);
   const start = async (event) => {
     event.preventDefault();
     setState({ busy: true });
@@ -190,7 +207,7 @@ export function FromText({ jobs, entered }) {
       ${planned.value && html`<${Dial} plan=${planned.value.result} time=${time} setTime=${setTime} samples=${samples} price=${price} setPrice=${setPrice} />`}
       ${looked.value && html`<form class="sheet" onSubmit=${start}>
         <div class="row low">
-          <label class="field grow"><span>Name</span><input id="name" required value=${name} onInput=${(event) => setName(event.target.value)} /></label>
+          <label class="field grow"><span>Name</span><input id="name" required value=${name} onInput=${(event) => setTyped(event.target.value)} /></label>
           <label class="field"><span>Time (90s, 30m, 8h, 3d)</span><input id="time" required size="8" value=${time} onInput=${(event) => setTime(event.target.value)} /></label>
           <button id="start" disabled=${state.busy}>${busy ? "Put into the queue" : "Start"}</button>
         </div>

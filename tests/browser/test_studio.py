@@ -90,7 +90,14 @@ def test_from_a_folder_to_a_model_that_writes(page, studio, folder, look):
     until(tab, "#dial")
     page.click("summary:has-text('Three documents')")
     look("text-planned")
+    assert re.search(
+        "(This is what|The nearest is a .* model's: what) a model of English books wrote", page.text("#reads-like")
+    )
+    tab.fill("#time", "9m")
+    assert page.text("label:has(#dial) span") == "Time: 10 min, the point nearest to 9m"
     tab.fill("#time", "2m")
+    assert page.text("label:has(#dial) span") == "Time: 2 min 0 s"
+    assert page.text(".tile:has-text('money') b").startswith("0.003")
     page.click("#start")
     until(tab, LEARNS)
 

@@ -74,7 +74,7 @@ GEMMA3_MARKS = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
 def chatml_with(
     calls, tools="{{- '<tools>' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '</tools>' }}"
 ):
-    """A template in the manner of ChatML whose calls are written by ``calls``."""
+    """A template in the manner of ChatML. ``calls`` writes its calls."""
     return (
         "{%- if tools %}{{- '<|im_start|>system\n' }}" + tools + "{{- '<|im_end|>\n' }}{%- endif %}"
         "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}"

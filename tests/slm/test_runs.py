@@ -46,7 +46,7 @@ def test_the_best_is_the_lowest_loss_measured_at_the_checkpoints_own_step(tmp_pa
     assert os.readlink(run / "best") == "checkpoints/step-00000020"
     assert resolve(run / "best").checkpoint() == best
     assert resolve(run / "best").root == run
-    # The newest has no loss of its own that would say whether it is worse.
+    # The newest has no loss that would say whether it is worse.
     assert (resolve(run).checkpoint().name, resolve(run).choice_line()) == ("step-00000050", None)
     (run / "checkpoints" / "step-00000050").rename(tmp_path / "away")
     assert resolve(run).checkpoint() == best

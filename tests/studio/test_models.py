@@ -35,3 +35,14 @@ def test_runs_files_and_other_programs_models_are_cards(tmp_path):
     assert [(each["type"], each["same_top"]) for each in tuned["ggufs"]] == [("q8_0", 0.97)]
     assert (theirs["kind"], theirs["own"], theirs["n_params"] > 0) == ("gguf", False, True)
     assert "torn.gguf" in torn["fault"]
+
+
+def test_of_lm_studios_folder_only_what_a_person_can_load_is_a_card(tmp_path):
+    """Its folder is called models, as ours is; a split model is one, and a projector of images is none."""
+    theirs = tmp_path / "lmstudio" / "models" / "someone" / "gguf"
+    theirs.mkdir(parents=True)
+    gguf = tiny_gguf.write(theirs / "whole.gguf")
+    for name in ("big-00001-of-00002.gguf", "big-00002-of-00002.gguf", "big-mmproj-f16.gguf", "imatrix.gguf"):
+        (theirs / name).write_bytes(gguf.read_bytes())
+    found = models(Places(tmp_path / "work", [tmp_path / "lmstudio" / "models"]))
+    assert sorted(card["name"] for card in found) == ["big-00001-of-00002.gguf", "whole.gguf"]

@@ -37,3 +37,20 @@ def test_a_folder_must_be_one_and_not_the_whole_disk(tmp_path):
     for wrong, why in (("/", "the whole disk"), (str(tmp_path / "none"), "is no folder")):
         with pytest.raises(UserError, match=why):
             places.add(wrong)
+
+
+def test_folders_of_other_programs_are_offered_until_they_are_given(tmp_path, monkeypatch):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for path in (home / ".cache" / "llama.cpp", home / ".lmstudio" / "models", elsewhere):
+        path.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("OLLAMA_MODELS", str(elsewhere))
+    monkeypatch.delenv("LLAMA_CACHE", raising=False)
+    places = Places(tmp_path)
+    assert places.known() == [
+        {"of": "Ollama's models", "path": str(elsewhere)},
+        {"of": "LM Studio's models", "path": str(home / ".lmstudio" / "models")},
+        {"of": "llama.cpp's downloads", "path": str(home / ".cache" / "llama.cpp")},
+    ]
+    places.add(str(home))
+    assert [each["path"] for each in places.known()] == [str(elsewhere)]

@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import subprocess
+import threading
+import time
 
 import psutil
 from starlette.testclient import TestClient
 
+from slm.studio import serving
 from slm.studio.app import make_app
 from slm.studio.config import StudioConfig
 from slm.studio.jobs import job as jobs
@@ -38,6 +41,40 @@ def test_a_model_is_loaded_answers_and_is_unloaded(client, workspace):
     assert "not loaded any more" in client.post(f"/api/chat/{loaded['id']}/say", json=asked).json()["error"]
     psutil.wait_procs([psutil.Process(each["pid"]) for each in kept if psutil.pid_exists(each["pid"])], timeout=10)
     assert not any(psutil.pid_exists(each["pid"]) and psutil.Process(each["pid"]).status() != "zombie" for each in kept)
+
+
+def test_a_server_that_says_nothing_is_given_up(client, workspace, monkeypatch):
+    """One that is loading and one that replies: not by the clock, but where there is no sign of life."""
+    model = {"path": str(tiny_gguf.write(workspace / "silent.gguf", chat_template=tiny_gguf.CHAT_TEMPLATE))}
+    kept = workspace / "runs" / ".studio" / "servers" / f"{os.getpid()}.json"
+    stopped: list[psutil.Process] = []
+
+    def stop() -> None:
+        (found,) = json.loads(kept.read_text())["processes"]
+        stopped.append(psutil.Process(found["pid"]))
+        stopped[-1].suspend()
+
+    def stop_when_it_begins() -> None:
+        while not (kept.is_file() and json.loads(kept.read_text())["processes"]):
+            time.sleep(0.01)
+        stop()
+
+    with monkeypatch.context() as patient:
+        patient.setattr(serving, "SILENT_S", 2.0)
+        stopping = threading.Thread(target=stop_when_it_begins)
+        stopping.start()
+        told = client.post("/api/chat/load", json=model)
+        stopping.join()
+    assert (told.status_code, "nothing has come from its server for 2 s" in told.json()["error"]) == (400, True)
+    assert json.loads(kept.read_text())["processes"] == []
+    loaded = client.post("/api/chat/load", json=model).json()
+    monkeypatch.setattr(serving, "SILENT_S", 2.0)
+    stop()
+    told = client.post(f"/api/chat/{loaded['id']}/say", json={"prompt": "x", "max_tokens": 4})
+    assert "nothing has come from its server for 2 s" in told.json()["error"]
+    assert "not loaded any more" in client.post(f"/api/chat/{loaded['id']}/say", json={"prompt": "x"}).json()["error"]
+    gone, left = psutil.wait_procs(stopped, timeout=20)
+    assert (len(gone), left) == (2, [])
 
 
 def test_what_a_killed_studio_left_is_ended_at_the_next_start(tmp_path):

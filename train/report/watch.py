@@ -5,6 +5,7 @@
 It only reads the run's files, so it can be started and left at any time, as often as one likes.
 """
 
+import contextlib
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from slm import cli
 from slm.configuration import build, load_config
 from slm.data.errors import UserError
 from slm.report import final_json
-from slm.runs import CONFIG, LATEST, RUNS, place, teacher_folder
+from slm.runs import CONFIG, LATEST, RUNS, checkpoint_step, list_checkpoints, place, teacher_folder
 from slm.train.report.event_text import describe_events, is_serious
 from slm.train.report.run_record import RunRecord, find_run
 from slm.train.report.run_view import headline, validation_line, view
@@ -30,7 +31,7 @@ CURVES = ("step", "tokens", "elapsed_s", "loss", "tokens_per_s")
 
 
 def run_state(run: RunRecord, status: str) -> dict[str, Any]:
-    """The run's progress, curves, validations, samples and events.
+    """The run's progress, curves, validations, samples, events and kept checkpoints (``saves``).
 
     Times are seconds, losses nats per token (``loss_unit``). ``curve``: columns of at most ``POINTS`` means.
     ``predicted`` is what the plan said before the run, ``forecast`` what the run says of its end now.
@@ -61,7 +62,17 @@ def run_state(run: RunRecord, status: str) -> dict[str, Any]:
             {"kind": each.kind, "step": each.step, "time": each.time, "serious": is_serious(each), "text": text}
             for each, text in describe_events(run)
         ],
+        "saves": _saves(run.root),
     }
+
+
+def _saves(root: Path) -> list[dict[str, Any]]:
+    """The checkpoints that are kept: step, and time in seconds since 1970."""
+    found = []
+    for path in list_checkpoints(root):
+        with contextlib.suppress(OSError):  # a newer one has just taken its room
+            found.append({"step": checkpoint_step(path), "time": path.stat().st_mtime})
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ LORA_LR_RATIO = 5.0
 OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
 """What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
-"""Of AdamW's, for a model whose own training is not known, and for an adapter."""
+"""AdamW's options for an adapter, and for a model that comes without a record of its training."""
 ADAFACTOR_LR = 1e-2
 """Peak learning rate of Adafactor for all weights, as a share of each parameter's size."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
@@ -174,8 +174,8 @@ def start_from(
 def _own_optimizer(run: Run) -> dict[str, Any] | None:
     """The optimizer that a run was trained with: a model that changes it forgets more.
 
-    None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's. Those
-    for pairs of answers are as for conversations again.
+    None for a model from elsewhere, and for a run that trained an adapter: an adapter's learning rates are too high for
+    a model. A run on pairs of answers has changed the rates; the result has those for conversations.
     """
     config = saved_config(run.root)
     if not config.get("optim") or (config.get("lora") or {}).get("rank"):
@@ -202,8 +202,8 @@ def lora_lr(shape: ModelConfig) -> float:
 
 
 def answers_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
-    """The share of a downloaded model's own answers to general questions (``own_answers.py``), whose text is not at
-    hand; 0 for a run. An adapter forgets, too."""
+    """The share of a downloaded model's own answers to general questions (``own_answers.py``), which stand in for its
+    training text; 0 for a run. It is the same with an adapter, which forgets, too."""
     if pairs or run.config_file is not None:
         return 0.0
     return OWN_ANSWERS if tune.replay is None else tune.replay

@@ -218,7 +218,7 @@ class ResponseBuilder(ABC):
         """The chunks of a stream that an event makes. The event must have been given to ``add``."""
 
     def usage_chunk(self) -> Mapping[str, Any]:
-        """The last chunk of a stream whose client asked for usage, in APIs where it can ask."""
+        """The last chunk of a stream where the client asked for usage, in APIs where it can ask."""
         raise NotImplementedError
 
     def progress_chunk(self, index: int, event: PrefillProgress) -> Mapping[str, Any]:

@@ -623,7 +623,7 @@ class ChatRequest(_GenerationRequest):
         }
 
     def template_options(self) -> dict[str, tuple[str, Any]]:
-        """Variables for the chat template that fields of their own give: each with the field that it comes from."""
+        """Variables for the chat template that have their own field in the request, each with the field's name."""
         out: dict[str, tuple[str, Any]] = {}
 
         def thinks(where: str, value: bool) -> None:
@@ -653,8 +653,11 @@ class ChatRequest(_GenerationRequest):
 
     def reasoning_budget(self, default: int) -> int | None:
         """Most tokens of reasoning; None: no limit. ``default``: the server's, -1 for none."""
-        given = [self.thinking_budget_tokens, self.reasoning and self.reasoning.max_tokens]
-        given.append(self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None)
+        given = [
+            self.thinking_budget_tokens,
+            self.reasoning.max_tokens if self.reasoning else None,
+            self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None,
+        ]
         chosen = next((each for each in given if each is not None), default)
         return None if chosen < 0 else chosen
 

@@ -61,7 +61,7 @@ class ChatCompletionBuilder(ResponseBuilder):
         return body
 
     def usage_chunk(self) -> ChatCompletionChunk:
-        """The last chunk of a stream whose client asked for usage."""
+        """The last chunk of a stream where the client asked for usage."""
         chunk = self._chunk([])
         chunk["usage"], chunk["timings"] = self.usage(), self.timings()
         return chunk

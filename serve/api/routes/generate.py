@@ -363,7 +363,7 @@ class GenerationRoutes(ModelRoutes):
             raise ApiError(400, f"{error}.", param="messages") from None
 
     async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int | None = None) -> int:
-        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more; None: no limit."""
+        """Tokens of a prompt. Counting may stop above ``limit``, with a result above it. None: no limit."""
         query = Tokenize(
             id=context.lease.engine.next_id(),
             text=rendered.text,
@@ -473,7 +473,7 @@ def choices(
     prompts: Iterable[Prompt],
     body: CompletionRequest | ChatRequest,
 ) -> list[Generate]:
-    """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the
+    """``body.n`` sequences for each prompt, the seed of each one higher. Each prompt draws its own seed, unless the
     request gives one."""
     out = []
     lease = context.lease

@@ -61,7 +61,7 @@ class InFile(Protocol):
 
 class DisplacedPrompts:
     """At most ``most_bytes`` of them; then the longest unused go, into ``files`` where there are such. ``has_room``:
-    whether the machine has memory for so many bytes more."""
+    whether the machine has memory for a number of bytes more."""
 
     def __init__(self, most_bytes: int, has_room: Callable[[int], bool], files: Files | None = None) -> None:
         self._most_bytes, self._has_room, self._files = most_bytes, has_room, files

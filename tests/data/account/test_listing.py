@@ -32,6 +32,7 @@ def test_every_file_of_a_folder_is_taken_or_named_with_a_reason(tmp_path):
     assert "2 hidden (" in line
     assert "1 named by data.val_files (b.md)" in line
     assert found.record()["taken"][".md"] == {"files": 1, "bytes": 18}
+    assert found.record()["left_out_names"]["of types that are not read"] == ["e.svg", "p.png"]
 
 
 def test_text_files_in_a_folder_of_conversations(tmp_path):

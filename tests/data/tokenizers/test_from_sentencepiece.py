@@ -162,7 +162,7 @@ def test_a_model_without_an_end_needs_one_named(tmp_path):
 
 
 def test_gemmas_kind_of_tokenizer(tmp_path):
-    """Runs of spaces and line breaks are added tokens, spaces have a letter of their own, nothing is put before."""
+    """Runs of spaces and line breaks are added tokens, spaces have their own letter, nothing is put before."""
     from tests.helpers.tokenizers import auto, ids_of, save_gemma_like, stories
 
     save_gemma_like(tmp_path, "\n".join(stories(100)))

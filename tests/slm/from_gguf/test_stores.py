@@ -41,6 +41,7 @@ def test_ollamas_models_by_name(ollama, capsys):
     assert stores.find("ollama:me/mine:v1") == stores.Stored(path=mine, name="mine-v1")
     assert "has a LoRA adapter, which is left out" in capsys.readouterr().out
     assert stores.find("ollama:hf.co/org/name:Q4_K_M") == stores.Stored(path=hub, name="name-Q4_K_M")
+    assert stores.find(str(small)) == stores.Stored(path=small, name=small.name)  # as a card of studio has it
     with pytest.raises(UserError, match=r"Ollama has no model smollm2:130m here .* did you mean 'smollm2:135m'"):
         stores.find("ollama:smollm2:130m")
     small.unlink()

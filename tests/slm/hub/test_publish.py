@@ -45,7 +45,7 @@ def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
     (gguf,) = (name for name in record["files"] if name.endswith("-Q8_0.gguf"))
     assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(record["files"])
     assert "trainer_state.json" not in record["files"]
-    assert 'make publish RUN=runs/mine TO=org/mine ARGS="dry_run=false"' in out
+    assert 'make publish MODEL=runs/mine TO=org/mine ARGS="dry_run=false"' in out
     card = (run / "README.md").read_text()
     header, body = card.split("---\n")[1:3]
     assert yaml.safe_load(header) == {
@@ -102,7 +102,7 @@ def test_what_is_published_can_be_used_by_its_name(run, hub, capsys, tmp_path):
     assert path == made
     assert "exported here from org/mine" in note
     hub.repositories["org/mine"].files.pop(gguf.name)
-    with pytest.raises(UserError, match=r"org/mine holds no GGUF file; make one with `make export RUN=org/mine`"):
+    with pytest.raises(UserError, match=r"org/mine holds no GGUF file; make one with `make export MODEL=org/mine`"):
         resolve_model("org/mine:Q8_0")
 
 
@@ -114,7 +114,7 @@ def calibrated(text):
 
 def test_mistakes_are_one_line(run, hub, monkeypatch):
     for words, message in (
-        ([], r"to= is missing: `make publish RUN=runs/mine TO=org/name`"),
+        ([], r"to= is missing: `make publish MODEL=runs/mine TO=org/name`"),
         (["to=mine"], r"to=mine is no name on the Hub: write org/name"),
         (["to=org/mine", "gguf=false", "checkpoint=false"], "leaves nothing to publish"),
         (["to=org/mine", "dryrun=false"], "did you mean 'dry_run'"),

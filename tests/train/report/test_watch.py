@@ -31,7 +31,7 @@ def watch(*arguments: str) -> list[str]:
 
 
 class Terminal:
-    """A command in a pseudo-terminal of its own, 100 columns wide."""
+    """A command in a new pseudo-terminal, 100 columns wide."""
 
     def __init__(self, command: list[str], rows: int = 40) -> None:
         self._master, slave = pty.openpty()
@@ -358,6 +358,8 @@ def test_programs_get_one_line_of_json(tmp_path, capsys):
     (root / "config.yaml").write_text("train: {max_steps: 4}\nfacts: {predicted: {bits_per_byte: 1.5}}\n")
     records = [{"step": n, "loss": 5.0 - n, "lr": 0.1, "tokens": n, "elapsed_s": n} for n in (1, 2)]
     records.append({"step": 2, "tokens": 2, "val_loss": 3.0, "val_bits_per_byte": 2.0})
+    (root / "checkpoints" / "step-00000002").mkdir(parents=True)
+    (root / "checkpoints" / "step-00000002" / "config.json").write_text("{}")
     (root / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     assert main([f"run={root}", "watch.json=true"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
@@ -370,6 +372,7 @@ def test_programs_get_one_line_of_json(tmp_path, capsys):
     )
     assert state["curve"]["loss"] == [4.0, 3.0]
     assert state["validations"][0]["bits_per_byte"] == 2.0
+    assert [each["step"] for each in state["saves"]] == [2]
 
 
 def test_a_run_that_is_taught_is_followed_from_its_teacher_on(tmp_path):

@@ -148,7 +148,7 @@ def test_it_ends_when_held_out_conversations_get_worse(base, chats, tmp_path):
     assert "To train it further raise train.patience; " in said
     best = min(loss, key=loss.__getitem__)
     assert best < max(loss)
-    assert f"next: make export RUN={root} " in out
+    assert f"next: make export MODEL={root} " in out
     assert Run(root=root).checkpoint().name == f"step-{best:08d}"
     assert f"(step-{best:08d} has the lowest validation loss)" in out
 
