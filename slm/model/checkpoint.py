@@ -220,7 +220,7 @@ def write_checkpoint(
         reason = getattr(error, "strerror", None) or error
         raise UserError(
             f"the checkpoint {directory} could not be written ({reason}; it needs {needed:,} bytes); "
-            "earlier checkpoints are untouched"
+            "earlier checkpoints are untouched: make room, or give the right to write there, then resume"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -7,11 +7,16 @@ import gc
 import psutil
 import pytest
 
+from slm.data.storage import cache_home
 from slm.studio.asking import ask
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")  # of pipes that were left open
-def test_a_plan_that_is_cancelled_ends_with_its_measurement(tmp_path):
+def test_a_plan_that_is_cancelled_ends_with_its_measurement(tmp_path, monkeypatch):
+    caches = tmp_path / "caches" / "slm"  # without what an earlier plan has measured
+    caches.mkdir(parents=True)
+    (caches / "kernels").symlink_to(cache_home() / "kernels")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches.parent))
     (tmp_path / "a.txt").write_text("The cat sat on the mat and saw a dog.\n" * 400)
     words = ["plan", "preset=auto", "budget=1h", "plan.plot=", "data=local", "data.files=['a.txt']"]
     started: set[psutil.Process] = set()
