@@ -22,7 +22,8 @@ def test_matrices_stay_in_the_file_and_the_logits_are_the_same(tmp_path, changes
     loaded, stored = load_model(tmp_path), load_as_stored(tmp_path)
     assert held_of(stored.head) is not None
     with torch.inference_mode():
-        assert torch.equal(stored(IDS_BT), loaded(IDS_BT))
+        # The same values; torch may sum a product in another order where memory is aligned otherwise.
+        torch.testing.assert_close(stored(IDS_BT), loaded(IDS_BT), rtol=1e-6, atol=1e-5)
     values = Values(stored)
     assert all(torch.equal(values[name], tensor) for name, tensor in loaded.state_dict().items())
     assert fingerprint(values) == fingerprint(loaded.state_dict())
