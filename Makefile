@@ -21,6 +21,7 @@ export CMAKE_ARGS
 CONFIG ?= tiny
 # The time for a whole run, set-up included: 90s, 30m, 8h, 3d. Without a CONFIG it also chooses the size.
 BUDGET ?=
+# RUN= is another word for MODEL=.
 RUN ?= runs/latest
 MODEL ?= $(RUN)
 # Text to train on, conversations to tune on: a file, a folder, several with commas, or the name of one of configs/data.
@@ -55,6 +56,7 @@ quote = '$(subst ','\'',$(1))'
 # Of train and plan: the budget, and the preset, which is auto where a budget is given without a CONFIG.
 SIZE = $(if $(BUDGET),$(call quote,budget=$(BUDGET)) )$(call quote,preset=$(if $(BUDGET),$(if $(filter file,$(origin CONFIG)),auto,$(CONFIG)),$(CONFIG)))
 TEXT = $(if $(DATA),$(call quote,data=$(DATA)))
+TIME = $(if $(BUDGET),$(call quote,budget=$(BUDGET)))
 # Of train: what it starts from. The newest run is the model of all other targets.
 START = $(if $(filter file,$(origin MODEL)),,$(call quote,model=$(MODEL)))
 split = $(if $(findstring $(comma),$(1)),$(1),$(subst $(space),$(comma),$(strip $(1))))
@@ -107,37 +109,37 @@ demo-chat: ready ## tune the demo's model so that it answers, in five more minut
 train: ready ## train a model: DATA=notes/, CONFIG=tiny|10m|50m|125m|350m or BUDGET=8h, NPROC=1 ARGS="name=mine ..."
 	@$(SLM) train $(PROCESSES) $(SIZE) $(START) $(TEXT) $(ARGS)
 
-tune: ready ## tune a model on conversations: MODEL=runs/latest DATA=chats.jsonl
-	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(TEXT) $(ARGS)
+tune: ready ## tune a model on conversations: MODEL=runs/latest DATA=chats.jsonl BUDGET=10m
+	@$(SLM) tune $(PROCESSES) $(call quote,base=$(MODEL)) $(TIME) $(TEXT) $(ARGS)
 
-qat: ready ## go on with a trained model for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
-	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(TEXT) $(ARGS)
+qat: ready ## train a model further for a quantized type: MODEL=runs/mine ARGS="train.qat=q4_0"
+	@$(SLM) qat $(PROCESSES) $(call quote,base=$(MODEL)) $(TIME) $(TEXT) $(ARGS)
 
 sweep: ready ## train a grid of small runs and compare them: CONFIG=tiny ARGS="optim.lr=0.01,0.02,0.05"
 	@$(SLM) sweep $(call quote,preset=$(CONFIG)) $(START) $(TEXT) $(ARGS)
 
-watch: ready ## follow a run from another terminal: RUN=runs/latest
+watch: ready ## follow a run from another terminal: MODEL=runs/latest
 	@$(SLM) watch $(call quote,run=$(MODEL)) $(ARGS)
 
 report: ready ## compare runs in one HTML file: RUNS="runs/a runs/b"
 	@$(SLM) report $(call quote,runs=[$(if $(RUNS),$(call split,$(RUNS)),'$(MODEL)')]) $(ARGS)
 
-export: ready $(if $(FORMAT),dev) ## write GGUF files, quantized and proven: RUN=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
+export: ready $(if $(FORMAT),dev) ## write GGUF files, quantized and proven: MODEL=runs/latest QUANT=q4_k_m,q8_0; or FORMAT=onnx|pt2
 	@$(SLM) export $(call quote,run=$(MODEL)) $(call quote,quant=$(QUANT)) $(if $(FORMAT),$(call quote,format=$(FORMAT))) $(ARGS)
 
 checkpoint: ready ## read a GGUF file back as a Hugging Face directory: MODEL=model.gguf ARGS="out=folder"
 	@$(SLM) checkpoint $(call quote,model=$(MODEL)) $(ARGS)
 
-verify: ready ## check exported files against the SHA-256 that their export recorded: RUN=runs/latest
+verify: ready ## check exported files against the SHA-256 that their export recorded: MODEL=runs/latest
 	@$(SLM) verify $(call quote,run=$(MODEL)) $(ARGS)
 
-publish: ready ## upload a run to the Hugging Face Hub: RUN=runs/mine TO=org/name (a dry run) ARGS="dry_run=false"
+publish: ready ## upload a run to the Hugging Face Hub: MODEL=runs/mine TO=org/name (a dry run) ARGS="dry_run=false"
 	@$(SLM) publish $(call quote,run=$(MODEL)) $(if $(TO),$(call quote,to=$(TO))) $(ARGS)
 
-eval: ready $(if $(TASKS),dev) ## measure perplexity of the checkpoint and its GGUF files: RUN=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
+eval: ready $(if $(TASKS),dev) ## measure perplexity of the checkpoint and its GGUF files: MODEL=runs/latest ARGS="eval.text=FILE"; or TASKS=hellaswag
 	@$(SLM) eval $(call quote,run=$(MODEL)) $(if $(TASKS),$(call quote,tasks=$(TASKS))) $(ARGS)
 
-exam: ready ## ask a model questions with known answers: RUN=runs/latest, yours with DATA=my.jsonl (default: about stories)
+exam: ready ## ask a model questions with known answers: MODEL=runs/latest, yours with DATA=my.jsonl (default: about stories)
 	@$(SLM) exam $(call quote,run=$(MODEL)) $(TEXT) $(ARGS)
 
 serve: ready ## serve a model over OpenAI's API: MODEL=runs/latest PORT=8080
@@ -170,7 +172,7 @@ doctor: ready ## show what this machine has, what slm uses, and what to install
 bench-serve: ready dev ## measure the server against llama.cpp's limit and other servers: MODEL=runs/latest
 	@$(SLM) bench-serve $(call quote,model=$(MODEL)) $(ARGS)
 
-bench-quant: ready ## compare size, quality and speed of quantization types: RUN=runs/latest
+bench-quant: ready ## compare size, quality and speed of quantization types: MODEL=runs/latest
 	@$(SLM) bench-quant $(call quote,run=$(MODEL)) $(ARGS)
 
 test: dev setup ## run all tests, TEST_WORKERS=3 at a time; a failed one is run again alone

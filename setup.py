@@ -3,12 +3,11 @@ and inside it in a wheel: folders of these names among everybody's packages woul
 
 from setuptools import find_namespace_packages, setup
 
-STAGES = ("data", "train", "export", "serve", "studio")
+FOLDERS = ("data", "train", "export", "serve", "studio", "configs")
 
 setup(
     packages=[
         *find_namespace_packages(include=["slm", "slm.*"]),
-        *(f"slm.{each}" for stage in STAGES for each in find_namespace_packages(include=[stage, f"{stage}.*"])),
-        "slm.configs",
+        *(f"slm.{each}" for name in FOLDERS for each in find_namespace_packages(include=[name, f"{name}.*"])),
     ],
 )

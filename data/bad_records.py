@@ -139,5 +139,5 @@ def _line(kind: str, reason: str, found: Found) -> str:
 
 
 TALLY = Tally()
-"""That of this process, which prints at its end what it has not printed before."""
+"""This process's tally, which prints at the end what it has not printed before."""
 atexit.register(TALLY.report, final=True)

@@ -30,7 +30,7 @@ INHERITED = ("max_epochs", "on_bad", *FILTERS)
 
 
 def is_prepared(folder: str) -> bool:
-    """Whether a folder is that of a prepared corpus, complete or not."""
+    """Whether a folder holds a prepared corpus, complete or not."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (CORPUS, CORPUS_PLAN))
 
 
@@ -53,8 +53,8 @@ class SourceConfig:
 
     files: list[str] = field(default_factory=list)
     """``files``: paths, globs or folders of files of any kind that has a reader (``slm.data.sources.kinds``), also
-    compressed. Of a folder, hidden files do not count, and a ``.json`` file only if its first record has the
-    ``text_field``."""
+    compressed. A folder's hidden files are left out, and so is a ``.json`` file without the ``text_field`` in its first
+    record."""
     val_files: list[str] = field(default_factory=list)
     """``files``: validation text; empty: ``val_fraction`` of the documents is held out instead."""
     document_chars: int = WHOLE_FILE
@@ -109,12 +109,12 @@ class SourceConfig:
     blocked_words: str = ""
     """A file with a word or phrase a line; documents that hold one are left out. Empty: none."""
     blocked_urls: str = ""
-    """A file with a domain or the beginning of an address a line; records whose ``url_field`` is one of these, or
-    begins so, are left out. Empty: none."""
+    """A file with a domain or the beginning of an address a line. Records with such a ``url_field``, or one that begins
+    so, are left out. Empty: none."""
     url_field: str = "url"
     """``blocked_urls``: the column or JSON key that holds a record's address."""
     filter: str = ""
-    """``module:function``, a Python function of one's own that takes a text and returns True (keep) or False. The
+    """``module:function``, a Python function that takes a text and returns True (keep) or False. The
     module is one of this folder or an installed one, or a file (``own/filters.py:keep``)."""
     decontaminate: list[str] = field(default_factory=list)
     """Files of evaluation texts (txt, jsonl, json, parquet): documents with 13 words in a row of theirs are left out,
@@ -291,8 +291,7 @@ class DataConfig(SourceConfig):
             raise UserError(f"data.sources is for kind=mixture, not kind={self.kind}: remove one of the two")
 
     def _take_files(self) -> None:
-        """Of a mixture: put the sources for ``files`` in place of the others, so that all that reads a
-        configuration finds what is read in ``sources``."""
+        """Replace a mixture's sources by those for ``files``, so that ``sources`` always lists what is read."""
         if self.kind != "mixture":
             return
         if self.val_files and not self.files:

@@ -19,7 +19,7 @@ from slm.data.sources.passages import middle
 from slm.data.sources.plan import Plan, open_whole_corpus
 
 EXAMPLES, EXAMPLE_CHARS = 3, 2000
-"""Documents whose beginning is kept, and its most characters."""
+"""Number of documents with a beginning that is kept, and its most characters."""
 BATCH, BATCH_CHARS = 64, 4 << 20  # documents counted together, and their characters
 
 
@@ -57,7 +57,7 @@ class Statistics:
         """The beginnings of the first documents."""
 
     def add(self, texts: list[str], undivided: Collection[str] = ()) -> None:
-        """Count ``texts``. Of those in ``undivided``, which are all of a plain text file, a passage may be held out."""
+        """Count ``texts``. A passage may be held out of those in ``undivided``, each a whole plain text file."""
         passed = []
         for text in texts:
             self.documents += 1

@@ -1,21 +1,46 @@
 """Pages of the site that are generated: the home page from README.md, every option of every command, the Python API.
 
-MkDocs calls ``on_files`` (mkdocs.yml names this file as a hook). Nothing here is written to docs/.
+Files outside docs/ that a page links to (CHANGELOG.md, the examples, YAML files) are on the site, too, and the links
+lead there. MkDocs calls ``on_files`` and ``on_page_markdown`` (mkdocs.yml names this file as a hook). Nothing here is
+written to docs/.
 """
 
 import re
 import sys
 from pathlib import Path
+from posixpath import relpath
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+LINK = re.compile(r"(\]\()(?!https?://|#)([^)#\s]+)((?:#[^)\s]*)?\))")
 sys.path.insert(0, str(ROOT))
 
 
-def home() -> str:
-    """README.md, with its links as docs/ has them."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.sub(r"\]\(docs/", "](", text)
+def place(path: Path) -> str:
+    """Where a file of the repository is on the site, as MkDocs names its sources (``index.md``)."""
+    if path.is_relative_to(DOCS):
+        return path.relative_to(DOCS).as_posix()
+    name = path.relative_to(ROOT).as_posix()
+    return name.removesuffix("README.md") + "index.md" if path.name == "README.md" else name
+
+
+def linked(source: Path) -> list[Path]:
+    """The files of the repository that a page links to."""
+    found = [(source.parent / target).resolve() for _, target, _ in LINK.findall(source.read_text(encoding="utf-8"))]
+    return [path for path in found if path.is_file() and path.is_relative_to(ROOT)]
+
+
+def outside() -> list[Path]:
+    """The files outside docs/ that the site's pages link to, and those that these link to; README.md is the first."""
+    found = [ROOT / "README.md"]
+    pages = [*sorted(DOCS.rglob("*.md")), *found]
+    while pages:
+        for path in linked(pages.pop()):
+            if not path.is_relative_to(DOCS) and path not in found:
+                found.append(path)
+                pages += [path] if path.suffix == ".md" else []
+    return found
 
 
 def options() -> str:
@@ -49,9 +74,28 @@ def python() -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the generated pages."""
+    """Add the generated pages, and the linked files outside docs/."""
     from mkdocs.structure.files import File
 
-    for name, text in (("index.md", home()), ("reference/options.md", options()), ("reference/python.md", python())):
+    for path in outside():
+        # As bytes where it is no page: MkDocs copies it as it is.
+        content = path.read_text(encoding="utf-8") if path.suffix == ".md" else path.read_bytes()
+        files.append(File.generated(config, place(path), content=content))
+    for name, text in (("reference/options.md", options()), ("reference/python.md", python())):
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Lead links to the site's places of the files, from wherever the page's source lies."""
+    here = page.file.src_uri
+    sources = {place(path): path for path in outside()}
+    source = sources.get(here, DOCS / here)
+
+    def lead(found: re.Match[str]) -> str:
+        target = (source.parent / found[2]).resolve()
+        if not target.is_file() or not target.is_relative_to(ROOT):
+            return found[0]
+        return found[1] + relpath(place(target), Path(here).parent.as_posix()) + found[3]
+
+    return LINK.sub(lead, markdown)

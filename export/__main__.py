@@ -123,7 +123,8 @@ def show(record: dict[str, Any]) -> None:
         for failure in each["failures"]:
             print(f"FAILED {each['file']}: {failure}", file=sys.stderr)
     if record["published"]:
-        print(f"wrote {len(record['files'])} file(s) to {shown(Path(record['out']))}")
+        n = len(record["files"])
+        print(f"wrote {n} {'file' if n == 1 else 'files'} to {shown(Path(record['out']))}")
     else:
         print("error: a file failed its proof; nothing was written to " + record["out"], file=sys.stderr)
 

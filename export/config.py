@@ -44,7 +44,7 @@ class ProofConfig:
     text: Path | None = None
     """A UTF-8 file; None takes the run's validation.txt, else the calibration text."""
     chunks: int = 4
-    """Most chunks whose predictions are compared: the perplexity is that of their second halves."""
+    """Most chunks to compare the predictions of. Perplexity is measured on their second halves."""
     n_ctx: int = 512
     """Tokens per chunk."""
     kl_tokens: int = 512

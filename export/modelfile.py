@@ -1,6 +1,6 @@
 """Ollama's ``Modelfile`` next to the exported files of a chat model: ``ollama create NAME -f Modelfile``.
 
-Ollama renders chats by templates of its own kind, and reads a GGUF's only where it recognises it. So the pieces of the
+Ollama renders chats by its own kind of template, and reads a GGUF's only where it recognises it. So the pieces of the
 model's template (what stands before and after each role's words) are read off rendered conversations, written in
 Ollama's kind, and put together again to see that the text is the same. See Ollama's documentation on Modelfiles.
 
@@ -106,8 +106,8 @@ def text(encoder: ChatEncoder, tokenizer: Tokenizer, file: str, *, adds_bos: boo
 
 
 def take_apart(template: ChatTemplate, bos: str = "") -> Pieces | None:
-    """The template's pieces, ``bos`` left out at the beginning; None for one that does more than put pieces around
-    messages (tools aside), or whose pieces Ollama's kind cannot hold."""
+    """The template's pieces, ``bos`` left out at the beginning. None where it does more than put pieces around messages
+    (tools aside), and where Ollama's kind cannot hold the pieces."""
 
     def said(*roles: str) -> list[dict[str, Any]]:
         return [{"role": role, "content": _WORDS[role]} for role in roles]

@@ -209,7 +209,7 @@ def _begin_proof(making: _Making, source: Source, n_ctx: int, chunks: int) -> Pr
 
 
 def _squares_to_begin(making: _Making) -> ColumnSquares | None:
-    """Where the proof's text is that of the importance matrix: its sums, to which the proof's pass adds."""
+    """The importance matrix's sums, to which the proof's pass adds, where both read the same text; else None."""
     options = making.config.calibration
     measured = (not options.files or options.text) and not options.output
     same = making.proof_text.content == making.calibration.content

@@ -28,7 +28,7 @@ T = TypeVar("T")
 ADAPTER_TYPE = "lora"
 """The type of an adapter's file in the records of exports."""
 TEXT_PIECE, TEXT_PIECES = 2_000, 100
-"""Characters per piece and most pieces of the run's own text whose ids are compared."""
+"""The ids of pieces of the run's own text are compared: characters per piece, and most pieces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +48,8 @@ TOLERANCES = {
     "f16": Tolerance(logits=5e-2, kl=2e-4, perplexity=5e-3),
     "bf16": Tolerance(logits=2.5e-1, kl=4e-3, perplexity=2e-2),
 }
-"""As docs/formats.md states them. Of the shapes in tests/export/test_pipeline.py, whose random weights make them more
-sensitive than trained ones, the worst has 3.3e-2, 4.5e-5 and 3.2e-3 in f16, and 1.8e-1, 2.2e-3 and 1.2e-2 in bf16."""
+"""As docs/formats.md states them. The worst shape of tests/export/test_pipeline.py has 3.3e-2, 4.5e-5 and 3.2e-3 in
+f16, and 1.8e-1, 2.2e-3 and 1.2e-2 in bf16. Random weights make these shapes more sensitive than trained ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Comparison:
     same_top: float
     """Part of positions where the likeliest token is the same."""
     strings: int
-    """Strings whose token ids were compared."""
+    """Number of strings with compared token ids."""
     failures: list[str]
     """Gates that failed; empty for a good file."""
 
@@ -122,7 +122,7 @@ class Proof:
         self._n_each, self._late = self.windows[0].last, plan[0].first
         whole = self.windows[: max(1, kl_tokens // n_ctx)]
         self.whole = [replace(window, first=0, last=window.stop - window.start) for window in whole]
-        """The first windows, all of whose positions are compared."""
+        """The first windows. All positions of them are compared."""
         self.nll_N, self.logits = self._run(checkpoint, self.windows, list)
         """f64 [N] of all windows' targets, and f32 [N, V] per window of ``whole``."""
         self.score = self._score(self.nll_N)
@@ -157,7 +157,7 @@ class Proof:
         """
         windows = self.windows[:chunks]
         reference_N = self.nll_N[: len(windows) * self._n_each]
-        # A quantized file's figures are those of a server, which computes it in less time.
+        # A quantized file's figures come from a server, which computes them in less time.
         exact = file_type in TOLERANCES
         with GGUFScorer(path, context=self.n_ctx, n_threads=self.n_threads, exact=exact, adapter=adapter) as scorer:
             doing(f"comparing {(adapter or path).name} with its checkpoint")

@@ -36,7 +36,7 @@ _MIXTURES = {"iq2_s": "iq2_xs", "iq2_m": "iq2_s", "iq3_xs": "iq3_s", "iq3_m": "i
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback:
-    """A matrix whose rows the asked-for type cannot hold."""
+    """A matrix with rows that the asked-for type cannot hold."""
 
     tensor: str
     width: int

@@ -199,7 +199,8 @@ def measure_importance(
     kernels = quick_kernels(source.model, n_left * windows_BT.shape[1])
     by = f"{VARIANTS[kernels.name].title} kernels" if kernels else "PyTorch"
     measured = f", {len(windows) - n_left} of them measured with the proof" if begun else ""
-    chunks = f"{len(windows)} chunks of {windows_BT.shape[1]} tokens of {text.origin}{measured}"
+    unit = "chunk" if len(windows) == 1 else "chunks"
+    chunks = f"{len(windows)} {unit} of {windows_BT.shape[1]} tokens of {text.origin}{measured}"
     log(f"importance matrix: {chunks}, f32, {by}")
     began = perf_counter()
     with progress_bar("importance matrix", n_left, "chunks") as progress:

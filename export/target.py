@@ -2,12 +2,12 @@
 
 - ``auto``: the fastest decoding on this machine. One percent of added loss has to save ten percent of a token's time,
   and the loss may rise by one percent at most.
-- ``auto:400tok/s``: the least loss among choices that decode at least so many tokens per second on this machine: one
+- ``auto:400tok/s``: the least loss among choices that decode at least this many tokens per second on this machine: one
   sequence behind a prompt of 512 tokens, with the command's threads (``slm/llama/speed/workload.py``; a shorter prompt
   where the model's context is shorter). What counts is the finished file's measured speed.
 - ``auto:4.5``: the least loss at that many bits per weight, over all weights of the file.
 - ``auto:60MB``: the least loss in a file of at most that length (MB, GB: 10^6, 10^9 bytes; MiB, GiB: 2^20, 2^30).
-- ``auto:1%``: the smallest file whose added loss is at most that. Added loss: the mean Kullback-Leibler divergence of
+- ``auto:1%``: the smallest file with at most that added loss. Added loss: the mean Kullback-Leibler divergence of
   the file's predictions from the checkpoint's, nats per token; 1% stands for ln(1.01), at which perplexity rises by one
   percent where the checkpoint's own predictions hold. ``auto:0.01nats`` is the same in nats.
 """

@@ -8,7 +8,7 @@ from slm import runs
 from slm.data.errors import UserError
 
 GENERAL_TEXT = Path(__file__).with_name("general_text.txt")
-"""Prose, conversations, code and tables in 23 languages: for a model whose training text is not known."""
+"""Prose, conversations, code and tables in 23 languages: for a model with unknown training text."""
 
 
 @dataclass(frozen=True, kw_only=True)

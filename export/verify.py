@@ -53,7 +53,7 @@ def verify(folder: Path) -> int:
     if damaged:
         print(f"{len(damaged)} of {len(sums)} files in {shown(folder)} are damaged or missing")
     else:
-        print(f"{len(sums)} file(s) in {shown(folder)} checked")
+        print(f"{len(sums)} {'file' if len(sums) == 1 else 'files'} in {shown(folder)} checked")
     final_json({"folder": str(folder), "checked": sorted(sums), "damaged": damaged})
     return EXIT_DAMAGED if damaged else 0
 

@@ -178,6 +178,8 @@ def _cancel_on_interrupt() -> None:
 
     def interrupt(number: int, _: object) -> None:
         seen.append(number)
+        if len(seen) == 1:
+            print("stopping", file=sys.stderr, flush=True)
         stop_measuring()
         if len(seen) == 1 and not loop.is_closed():
             loop.call_soon_threadsafe(this.cancel)

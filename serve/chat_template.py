@@ -19,7 +19,16 @@ from slm.data.chat.content_spans import Span, unused_mark
 from slm.data.chat.template import ChatTemplate, Rendered, TemplateRefusesError
 from slm.data.errors import UserError
 from slm.serve.engine.protocol import ModelInfo
-from slm.serve.tools.call_form import END_OF_THINK, OWN_FORM, THINK, CallForm, call_form, in_own_form, without_system
+from slm.serve.tools.call_form import (
+    END_OF_THINK,
+    OWN_FORM,
+    THINK,
+    CallForm,
+    call_form,
+    in_own_form,
+    with_marks,
+    without_system,
+)
 from slm.serve.tools.call_grammar import Reasoning
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
@@ -110,8 +119,11 @@ class ChatPrompt:
         uses_tools = bool(tools) or any(each["role"] == "tool" or each.get("tool_calls") for each in messages)
         listed = list(tools)
         in_words = uses_tools and self.call_form.own
+        said: dict[str, list[tuple[str, bool]]] = {}
         if in_words:
             messages, listed = in_own_form(messages, tools), []
+        elif uses_tools and not self.call_form.writes_calls:
+            messages, said = with_marks(self.call_form, messages)
         if self._template is None:
             return RenderedChat(
                 text=_plain(messages, opens_turn=opens_turn, continues=continues), add_special=True, parse_special=False
@@ -132,6 +144,7 @@ class ChatPrompt:
         if continues:
             end = self._end_of_content(text, messages, listed, options)
             text, spans = text[:end], tuple((begin, min(stop, end)) for begin, stop in spans if begin < end)
+        text, spans = self._with_calls(text, spans, said)
         return RenderedChat(
             text=text,
             add_special=not Rendered(text, (), spans).begins_with(self._bos),
@@ -139,6 +152,31 @@ class ChatPrompt:
             literal_spans=spans,
             reasoning=self._reasoning(text, messages[-1]["content"] if continues else None),
         )
+
+    def _with_calls(
+        self, text: str, spans: tuple[Span, ...], said: Mapping[str, Sequence[tuple[str, bool]]]
+    ) -> tuple[str, tuple[Span, ...]]:
+        """The text with calls instead of their marks; control tokens that their arguments spell stay text."""
+        assert self._template is not None
+        for mark, parts in said.items():
+            at = text.find(mark)
+            if at < 0:
+                continue  # an older turn that the template leaves out
+            new: list[Span] = []
+            written = ""
+            for part, is_frame in parts:
+                if not is_frame and self._template.first_control(part) is not None:
+                    new.append((at + len(written), at + len(written) + len(part)))
+                written += part
+            shift = len(written) - len(mark)
+            before = [each for each in spans if each[1] <= at]
+            behind = [(begin + shift, end + shift) for begin, end in spans if begin >= at + len(mark)]
+            around = [each for each in spans if each[0] < at + len(mark) and each[1] > at]
+            for begin, end in around:  # what the turn says besides its calls
+                before += [(begin, at)] * (begin < at)
+                behind = [(at + len(written), end + shift)] * (end > at + len(mark)) + behind
+            text, spans = text[:at] + written + text[at + len(mark) :], (*before, *new, *behind)
+        return text, spans
 
     def _end_of_content(
         self,

@@ -36,7 +36,7 @@ def load(cls: type[Config], config_name: str, argv: list[str], *, literal: Colle
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(EngineOptions):
-    """The ``serve`` group of configs/serve.yaml, whose comments describe the options.
+    """The ``serve`` group of configs/serve.yaml. The comments there describe the options.
 
     Where ``threads``, ``slots``, ``batch``, ``ubatch`` or ``prefill_chunk`` is 0, ``slm.serve.pool.engine_settings``
     chooses a value for the model and the machine.
@@ -79,6 +79,8 @@ class ServerOptions(EngineOptions):
     """The path of a Jinja template in place of the model's own."""
     thinking: bool | None = None
     """Whether models reason where a request does not say it; None: the chat template decides."""
+    reasoning_budget: int = -1
+    """Most tokens of reasoning where a request does not say it; -1: no limit."""
     slot_save_path: str | None = None
     """The folder of saved slots; None: none can be saved."""
     hosts: list[str] = field(default_factory=list)
@@ -106,6 +108,8 @@ class ServerOptions(EngineOptions):
     access_log_file: str | None = None
 
     def __post_init__(self) -> None:
+        if self.reasoning_budget < -1:
+            raise UserError(f"serve.reasoning_budget is {self.reasoning_budget}; give tokens, or -1 for no limit")
         for name in ("max_body_bytes", "max_n"):
             if getattr(self, name) < 1:
                 raise UserError(f"serve.{name} is {getattr(self, name)}; it must be at least 1")

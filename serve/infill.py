@@ -1,6 +1,6 @@
 """The prompt for filling a gap in a text: what stands before it and behind it, with the model's own tokens between.
 
-The form is that of models trained to fill in the middle: prefix token, text before, suffix token, text behind, middle
+The form follows models trained to fill in the middle: prefix token, text before, suffix token, text behind, middle
 token. Other files come first, each after a file token and its name where the model has that token.
 
 Tested in tests/serve/test_infill.py.

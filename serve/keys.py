@@ -29,7 +29,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Key:
-    """A key. ``name``: whose it is; "" where nothing says it."""
+    """A key. ``name``: its owner; "" where nothing says it."""
 
     secret: str
     name: str = ""

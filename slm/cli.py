@@ -21,7 +21,7 @@ _OF_MAKE = {
     "data": "DATA",
     "preset": "CONFIG",
     "budget": "BUDGET",
-    "run": "RUN",
+    "run": "MODEL",
     "model": "MODEL",
     "base": "MODEL",
     "init_from": "MODEL",
@@ -38,8 +38,8 @@ _BARE = ("run", "model", "base", "init_from", "data", "quant")
 
 
 def spelled(command: str, **options: object) -> str:
-    """A command as this person would type it: ``slm export runs/a q8_0``, and with make, whose targets have variables,
-    ``make export RUN=runs/a QUANT=q8_0``. The Makefile sets ``SLM_MAKE``.
+    """A command as this person would type it: ``slm export runs/a q8_0``, and with make's variables
+    ``make export MODEL=runs/a QUANT=q8_0``. The Makefile sets ``SLM_MAKE``.
 
     ``__`` in an option's name stands for a point.
     """

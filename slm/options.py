@@ -259,6 +259,11 @@ def option_hint(key: str, known: Iterable[str]) -> str:
     return nearest(key, offered, at_least=0.6) or nearest(last, by_last, at_least=0.6)
 
 
+def help_width() -> int:
+    """Columns of a help text: the terminal's, from 60 to 120."""
+    return max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
+
+
 def show(config_name: str, *, wanted: str = "", renamed: dict[str, str] | None = None) -> str:
     """The options as text, in the terminal's width: those asked for most first, the others by their groups.
 
@@ -282,7 +287,7 @@ def show(config_name: str, *, wanted: str = "", renamed: dict[str, str] | None =
         if each not in often:
             group = each.key.partition(".")[0] if "." in each.key else ""
             sections.setdefault(group, []).append(each)
-    width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
+    width = help_width()
     if not wanted:
         sections[""] = [*sections.get("", []), JSON_OPTION]
     lines = []

@@ -35,7 +35,7 @@ def table(
     right = [bool(rows) and all(_is_number(row[index]) for row in cells) for index in range(len(columns))]
     natural = [max(_wide(name), *(_wide(row[i]) for row in cells), 0) for i, name in enumerate(columns)]
     mark = 2 if chosen else 0
-    print("\n" + title)
+    print("\n" + "\n".join(textwrap.wrap(title, width, break_on_hyphens=False)))
     for part in _parts(natural, right, key, width - mark):
         widths = _fitted([natural[i] for i in part], [right[i] for i in part], width - mark)
         print()

@@ -4,6 +4,7 @@ A command's ``run=`` may name a run directory, one of its checkpoints, or a Hugg
 elsewhere; ``resolve`` finds out which, and the ``Run`` that it returns knows where things are.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -255,6 +256,8 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         return Run(root=root, is_hf=True)
     if (root / CONFIG).is_file() or (root / "checkpoints").is_dir() or (root / "gguf").is_dir():
         return Run(root=root)
+    if (cached := _of_the_cache(root)) is not None:
+        return Run(root=cached, is_hf=True)
     if (root / "adapter_config.json").is_file():
         raise UserError(
             f"{root} is a LoRA adapter without its model: give the run that trained it (its checkpoints are the "
@@ -262,10 +265,29 @@ def resolve(path: str | os.PathLike[str]) -> Run:
         )
     if not any(root.iterdir()):
         raise UserError(f"{typed} is an empty folder; name a run or the folder of a Hugging Face model{_or_runs()}")
+    if files := [each.name for each in sorted(root.glob("*.gguf")) if not _is_beside_a_model(each.name)]:
+        rest = f" (and {len(files) - 1} more)" if len(files) > 1 else ""
+        raise UserError(f"{typed} is a folder with {files[0]}{rest}: name the file, {typed / files[0]}")
+    if inner := sorted(each.parent.name for each in root.glob("*/config.json")):
+        raise UserError(f"{typed} holds a model in a folder further down: give {typed / inner[0]}")
     raise UserError(
         f"{typed} is neither a run (no config.yaml, no checkpoints/) nor a Hugging Face model directory "
         "(no config.json); give a run, or the folder that config.json and model.safetensors are in" + _or_runs()
     )
+
+
+def _is_beside_a_model(name: str) -> bool:
+    """Whether a GGUF file is a later part of a split one, or an image projector."""
+    return "mmproj" in name.lower() or re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", name) is not None
+
+
+def _of_the_cache(root: Path) -> Path | None:
+    """The newest snapshot of a model where ``root`` is its folder in the Hub's cache (``models--org--name``)."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        snapshot = root / "snapshots" / (root / "refs" / "main").read_text(encoding="utf-8").strip()
+        if (snapshot / "config.json").is_file():
+            return snapshot
+    return None
 
 
 def _missing(root: Path) -> str:

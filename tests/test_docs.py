@@ -57,6 +57,15 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert wrong == []
 
 
+TYPED = [page for page in PAGES if page.parent.name in ("docs", "results") and page.name != "decisions.md"]
+
+
+@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
+def test_a_page_begins_with_what_one_types(page: Path) -> None:
+    begins = page.read_text().splitlines()[:6]
+    assert any(re.match(r" {4}\S", line) for line in begins), begins
+
+
 def anchors(page: Path) -> set[str]:
     """What links to a page's headings end in, as GitHub makes it of their text."""
     headings = [

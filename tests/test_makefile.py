@@ -2,6 +2,7 @@
 it must. ``make -n`` prints what would be run."""
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -55,6 +56,28 @@ def test_names_with_blanks_and_quotes_stay_one_word(checkout):
         assert words(checkout, target, "RUN=a b/x") == [target, "run=a b/x"]
 
 
+SETS = {"SIZE": "BUDGET CONFIG", "TEXT": "DATA", "TIME": "BUDGET", "START": "MODEL", "PROCESSES": "NPROC NNODES MAIN"}
+PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md"), *(REPOSITORY / "docs/results").glob("*.md")]
+PAGES += (REPOSITORY / "examples").rglob("*.md")
+
+
+def test_a_target_uses_every_variable_that_a_page_gives_it():
+    """``make tune BUDGET=10m`` was on a page, and the target left the budget out."""
+    text = (REPOSITORY / "Makefile").read_text()
+    recipes = dict(re.findall(r"^([a-z-]+):(?!=).*\n((?:\t.*\n)+)", text, re.MULTILINE))
+    n = 0
+    for page in PAGES:
+        for target, given in re.findall(r"make ([a-z-]+)((?: +[A-Z]+=(?:\"[^\"]*\"|\S*))+)", page.read_text()):
+            recipe = recipes.get(target, "")
+            uses = set(re.findall(r"\b[A-Z]+\b", recipe)) | {"PYTHON", "CHECK", "TORCH_INDEX", "CMAKE_ARGS"}
+            uses |= {name for each in uses & set(SETS) for name in SETS[each].split()}
+            uses |= {"RUN"} if "MODEL" in uses else set()
+            for name in re.findall(r"(?:^| )([A-Z]+)=", re.sub(r'"[^"]*"', "", given)):
+                assert name in uses, f"{page.name}: make {target} {name}="
+                n += 1
+    assert n > 100
+
+
 def test_the_runs_of_a_report(checkout):
     assert words(checkout, "report") == ["report", "runs=['runs/latest']"]
     assert words(checkout, "report", "RUN=a, b/it's") == ["report", "runs=['a, b/it's']"]
@@ -83,6 +106,8 @@ def test_text_and_the_model_to_start_from(checkout):
         *("train", "budget=1h", "preset=auto", "model=mine", "data=my notes/")
     ]
     assert words(checkout, "tune", "MODEL=mine", "DATA=chats.csv") == ["tune", "base=mine", "data=chats.csv"]
+    given = ("MODEL=mine", "DATA=chats.csv", "BUDGET=10m")
+    assert words(checkout, "tune", *given) == ["tune", "base=mine", "budget=10m", "data=chats.csv"]
     assert words(checkout, "qat", "DATA=a.txt") == ["qat", "base=runs/latest", "data=a.txt"]
     assert words(checkout, "export", "MODEL=mine", "QUANT=q8_0") == ["export", "run=mine", "quant=q8_0"]
     (checkout / ".venv/.dev").write_text("")

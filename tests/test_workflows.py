@@ -46,7 +46,7 @@ def test_the_checks_cover_what_the_project_supports(ci) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     supported = [line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r":: 3\.\d+$", line)]
     assert matrix["python"] == supported
-    # Linux has the programs that .ci/run installs. A hosted machine brings a browser of its own.
+    # Linux has the programs that .ci/run installs. A hosted machine brings its own browser.
     needed = re.search(r"^for program in (.*?); do", (REPOSITORY / ".ci" / "run").read_text(), re.M).group(1).split()
     packages = {word.rpartition(":")[2] for word in needed} - {"chromium"}
     (install,) = [step["run"] for step in ci["jobs"]["test"]["steps"] if "apt-get" in step.get("run", "")]

@@ -104,7 +104,7 @@ def step_bytes(shape: ModelConfig, config: TrainConfig, *, value_bytes: int) -> 
 
 
 def _compensation_bytes(shape: ModelConfig, config: TrainConfig) -> int:
-    """Of the inputs' second moments and of their factors, which stay: f32, for each input of a layer's matrices."""
+    """Bytes of the inputs' second moments and their factors, which stay: f32, for each input of a layer's matrices."""
     if config.qat in UNWEIGHTED:
         return 0
     return 2 * shape.n_layers * products_bytes(shape)

@@ -3,6 +3,7 @@
 Tested in tests/train/test_main.py, tests/train/test_resume.py.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from slm.train.distributed.launch_files import restarts
 from slm.train.distributed.ranks import LostPeerError, Ranks
 from slm.train.distributed.shared_state import broadcast_resume_point, broadcast_tokenizer, make_shared_optimizer
 from slm.train.environment import Environment, prepare
+from slm.train.lora import held_base
 from slm.train.lora.base import adapter_line, make_trained
 from slm.train.memory import resource_errors
 from slm.train.objective.make import make_objective, objective_line
@@ -43,11 +45,15 @@ from slm.train.run.text_account import TextAccount
 from slm.train.trainer import Trainer
 from slm.train.validation import Validator
 
+EndLine = Callable[[RunConfig], str | None]
+"""What a command says of its run at the end; None: nothing."""
 
-def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
+
+def start(config: RunConfig, ranks: Ranks, root: Path, *, end: EndLine = lambda config: None) -> int:
     """Train from the beginning or from a checkpoint. Returns the command's exit code.
 
-    ``root``: the run's directory; on ranks other than 0 a temporary folder.
+    ``root``: the run's directory; on ranks other than 0 a temporary folder. ``end``: a further line on a run that has
+    ended, printed before what to do next.
     """
     with RunDirectory(root, keep_after=LostPeerError) as directory, resource_errors(config.train, root):
         ranks.broadcast_from_main(lambda: config.check_processes(ranks.size))
@@ -59,6 +65,8 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         point = broadcast_resume_point(ranks, lambda: resume_point(config, components, resume, root))
         if point.checkpoint and (line := finished(config, components, point.state)):
             print(f"{root} is finished: {line}")
+            if ranks.main and (line := end(config)):
+                print(line)
             return 0
         if ranks.main:
             show_files(config.data, print)
@@ -97,9 +105,11 @@ def start(config: RunConfig, ranks: Ranks, root: Path) -> int:
         if code == 0:
             if run.state.risen and not config.preference.on:
                 print(messages.risen_line(config, run.state))
-            print(messages.next_line(root))
+            if ranks.main and (line := end(config)):
+                print(line)
             if run.questions:
                 print(questions.exam_line(root))
+            print(messages.next_line(root))
         return code
 
 
@@ -115,7 +125,8 @@ def _open_directory(config: RunConfig, directory: RunDirectory) -> str:
 
 def _environment(config: RunConfig, ranks: Ranks) -> Environment:
     """This process prepared for training, in the number format that rank 0 found faster."""
-    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": config.optim.within_backward}
+    lean = config.optim.within_backward or held_base.is_held(config)
+    own: dict[str, Any] = {"bits": config.kernel_bits, "lean": lean}
     environment = ranks.main_first(lambda: prepare(config.train, threads=ranks.threads, **own))
     if (precision := ranks.broadcast_from_main(lambda: environment.precision)) != environment.precision:
         environment = prepare(config.train, threads=ranks.threads, precision=precision, **own)

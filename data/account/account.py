@@ -1,6 +1,6 @@
 """What is read of each source, what is taken for training, and what is left out, by reason: counts or estimates.
 
-Small text is counted. Of larger text a sample is read, and the counts are called estimates ("about").
+Small text is counted. Larger text is sampled, and the counts are called estimates ("about").
 """
 
 import os
@@ -88,7 +88,7 @@ class Account:
 
     @property
     def mostly_removed(self) -> bool:
-        """Whether more is left out than taken, validation text of its own share not counted."""
+        """Whether more is left out than taken. Separate validation text is not counted."""
         return self.removed > self.taken
 
     def reasons(self, *, removed: bool = False) -> str:

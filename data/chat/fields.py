@@ -110,7 +110,7 @@ class Fields:
         return [name for name, value in self._values.items() if name not in self._used and not is_empty(value)]
 
     def repeating(self, texts: Iterable[str]) -> None:
-        """Fields whose text stands in the conversation count as used: some data sets have the question again."""
+        """Fields count as used if their text stands in the conversation: some data sets have the question again."""
         said = {text.strip() for text in texts}
         for name in self.unused():
             value = self._values[name]
@@ -143,7 +143,7 @@ def parsed(text: str) -> Any:
 
 
 def without_nulls(value: Any) -> Any:
-    """An object without the keys whose value is null, at any depth.
+    """An object without keys of value null, at any depth.
 
     Arrow gives each object of a column the keys of all others.
     """

@@ -1,7 +1,7 @@
 """Conversations from records of the usual formats, told apart by their fields.
 
-A conversation is ``{"messages": [...]}`` in OpenAI's shape, with ``"tools"`` where it has any. That is also how it
-travels through the streams of documents: as one line of JSON.
+A conversation is ``{"messages": [...]}`` in OpenAI's shape, with ``"tools"`` where it has any. It
+travels through the streams of documents in this shape, as one line of JSON.
 """
 
 import json
@@ -358,7 +358,7 @@ def _instruction(fields: Fields, reading: Reading) -> dict[str, Any]:
 
 
 def _with_calls(fields: Fields, reading: Reading) -> dict[str, Any]:
-    """A question whose answer is a list of calls, as in xLAM's data."""
+    """A question with a list of calls as answer, as in xLAM's data."""
     asked, calls = as_text(fields.get(*USER)), fields.get(*_CALLS)
     if isinstance(calls, str):
         try:

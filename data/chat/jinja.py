@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates: sandboxed, with the filters and globals that published templates use.
 
-A template is a program from a file that anybody may have made. That a template ends soon is not promised.
+A template is a program from a file that anybody may have made. Nothing promises that a template ends soon.
 
 Tested in tests/data/chat/test_template.py, tests/serve/test_chat_template.py.
 """

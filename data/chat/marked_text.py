@@ -81,7 +81,7 @@ def read(text: Any, system: Any, reading: Reading) -> dict[str, Any]:
 
 
 def _arguments_quoted(call: str) -> str:
-    """Glaive puts a call's arguments between single quotes, as JSON of their own."""
+    """Glaive puts a call's arguments between single quotes, as separate JSON."""
     if quoted := _QUOTED.search(call):
         body = quoted[2].replace("\\'", "'")
         return f"{call[: quoted.start()]}{quoted[1]}{json.dumps(body)}}}"

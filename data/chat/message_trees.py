@@ -1,4 +1,4 @@
-"""Message trees whose messages are their own rows, as in OpenAssistant's tables: ``message_id`` and ``parent_id``.
+"""Message trees with a row for each message, as in OpenAssistant's tables: ``message_id`` and ``parent_id``.
 
 Tested in tests/data/sources/conversations/test_chat_files.py.
 """
@@ -37,10 +37,10 @@ def shown(nodes: dict[str, Any], last: Any) -> list[Any]:
     found, seen = [], set[Any]()
     while isinstance(node := nodes.get(last), dict) and last not in seen:
         seen.add(last)
-        message = node.get("message")
-        content = message.get("content") if isinstance(message, dict) else None
+        message = held if isinstance(held := node.get("message"), dict) else {}
+        content = message.get("content")
         said = [content.get(each) for each in ("parts", "text", "result")] if isinstance(content, dict) else []
         if not is_empty(said):
-            found.append({"author": message["author"], "content": content})
+            found.append({"author": message.get("author"), "content": content})
         last = node.get("parent")
     return found[::-1]

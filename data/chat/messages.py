@@ -39,7 +39,7 @@ ROLES = {
 _PLAIN = {"role", "content"}
 _PLAIN_ROLES = {role: role for role in ("system", "user", "assistant")}
 _CALLS = ("functioncall", "toolcall", "toolcalls")
-"""Roles whose content is a call."""
+"""Roles with a call as content."""
 _MARKS = {
     **dict.fromkeys(("false", "no", "off", "f", "n"), 0.0),
     **dict.fromkeys(("true", "yes", "on", "t", "y"), 1.0),

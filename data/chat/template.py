@@ -45,7 +45,7 @@ CHATML = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
-"""ChatML, the template of a model that has none of its own."""
+"""ChatML, the template for a model without one."""
 
 
 Capability = Literal["tools", "calls", "results"]
@@ -77,7 +77,7 @@ class Rendered:
     literal: tuple[Span, ...]
     """Parts in which no control token may be parsed: contents spell some there."""
     without_reasoning: int = 0
-    """Scored answers whose reasoning the template does not write."""
+    """Scored answers with reasoning that the template does not write."""
     rewritten: int = 0
     """Answers that are not scored, since the template writes them otherwise than where it asks for them."""
 
@@ -103,7 +103,7 @@ class ChatTemplate:
         that are rendered."""
         self.source = text
         self.bos, self._eos = bos, eos
-        self._control_tokens, self._name, self._given_moment = control_tokens, name, moment
+        self.control_tokens, self._name, self._given_moment = control_tokens, name, moment
         self._moment = moment or datetime.datetime.now()
         self._reasoning_keys = tuple(dict.fromkeys(_REASONING.findall(text)))
         self.control = ControlTokens(control_tokens)
@@ -119,7 +119,7 @@ class ChatTemplate:
             text,
             bos=self.bos,
             eos=self._eos,
-            control_tokens=self._control_tokens,
+            control_tokens=self.control_tokens,
             name=self._name,
             moment=self._given_moment,
         )
@@ -135,7 +135,7 @@ class ChatTemplate:
     ) -> str:
         """The messages as text, with ``prompt`` up to where the assistant goes on. ``now``: the time that a template
         may print; None: the template's moment, else this one. ``options``: further variables of the template. Raises
-        TemplateRefusesError, whose cause is what the template raised."""
+        TemplateRefusesError. Its cause is what the template raised."""
         as_text = any(each.get("tool_calls") for each in messages) and self._takes_text
         return self._text([self._as_taken(each, as_text) for each in messages], tools, prompt, now, options)
 
@@ -312,7 +312,7 @@ class ChatTemplate:
         options: Mapping[str, Any] | None = None,
     ) -> Rendered:
         """The text up to where the assistant goes on; nothing in it is scored. ``opens_turn``: whether the assistant's
-        turn begins at its end. ``options`` are those of ``text``. Raises TemplateRefusesError."""
+        turn begins at its end. ``options``: as for ``text``. Raises TemplateRefusesError."""
         now = self._given_moment or datetime.datetime.now()
         text = self.text(messages, tools, prompt=opens_turn, now=now, options=options)
         return Rendered(text, (), self._literal(text, messages, tools, prompt=opens_turn, now=now, options=options))

@@ -96,7 +96,7 @@ class ChatEncoder:
             raise UserError(f"{tokenizer.name} has no chat template: tune a model on conversations first")
         settings = tokenizer.settings
         self.without_reasoning = 0
-        """Answers so far whose reasoning the template does not write."""
+        """Answers so far with reasoning that the template does not write."""
         self.rewritten = 0
         """Answers so far that are not learned, since the template writes them otherwise than where it asks for them."""
         self._tokenizer = tokenizer

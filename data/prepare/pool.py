@@ -67,7 +67,7 @@ class _Process:
         theirs.close()
         self.shard: int | None = None
         self.chars = 0
-        """That it has read of its shard."""
+        """Characters that it has read of its shard."""
 
     def take(self, shard: int) -> None:
         self.shard, self.chars = shard, 0

@@ -1,6 +1,6 @@
 """Documents that repeat earlier ones: signatures made by any process, shard by shard, and compared in order by one.
 
-The list is that of ``slm.data.sources.duplicates``, which reads all text by one process.
+The list equals the one of ``slm.data.sources.duplicates``, which reads all text by one process.
 
 Tested in tests/data/prepare/test_prepare.py.
 """
@@ -26,7 +26,7 @@ from slm.data.sources.prepared.manifest import VALIDATION
 from slm.data.storage import atomic_write_bytes
 
 AT_ONCE = 64
-"""Documents whose sketches are made together."""
+"""Number of documents that are sketched together."""
 COMPARED = "compared"
 """The folder for what the comparison needs, in the corpus's folder for its work."""
 

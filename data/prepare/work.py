@@ -47,7 +47,7 @@ class Dedup:
 @dataclass(frozen=True, kw_only=True)
 class Text:
     """What one pass over the files of a source reads: text for training, of which validation text may be held out, or
-    validation text of its own."""
+    separate validation text."""
 
     source: int
     """Its number."""
@@ -150,7 +150,7 @@ def begin(
         atomic_write_text(folder / CORPUS_PLAN, json.dumps(begun, ensure_ascii=False) + "\n")
     if begun["text"] != text:
         raise UserError(
-            f"the text has changed since {folder} was begun (files, a filter of your own or evaluation texts): give "
+            f"the text has changed since {folder} was begun (files, your filter or evaluation texts): give "
             "out= another folder, or remove this one"
         )
     shards = tuple(Shard(number, size, tuple(Cut(*cut) for cut in cuts)) for number, size, cuts in begun["shards"])

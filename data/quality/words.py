@@ -1,6 +1,6 @@
 """What a text is made of: its words as documents are compared by, and filters by length, letters and script.
 
-Words are composed (NFC), in one case, without punctuation. Letters and scripts are those of
+Words are composed (NFC), in one case, without punctuation. Letters and scripts are defined by
 ``slm.data.unicode_scripts``. A document without letters has no script.
 
 Tested in tests/data/sources/test_duplicates.py, tests/data/sources/test_filters.py.

@@ -57,7 +57,7 @@ def not_text(beginning: bytes) -> str:
     runs = _CONTROLS.findall(beginning)
     kinds = set(b"".join(runs))
     if sum(map(len, runs)) > _ALL * len(beginning):
-        return "bytes that are no text"  # such as the NULs of a file whose blocks were never written
+        return "bytes that are no text"  # such as the NULs of blocks that were never written
     if len(runs) <= _ODD * len(beginning) and len(kinds) <= _MANY:
         return ""
     if kinds == {0} and beginning.count(0) < _WIDE_NULS * len(beginning) and _is_utf8(beginning):

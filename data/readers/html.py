@@ -51,7 +51,7 @@ def plain(page: Any, *, main: bool = False, skip: Sequence[str] = ()) -> str:
 
 
 def decode(data: bytes) -> str:
-    """The characters of bytes whose encoding nobody states: by their mark, as UTF-8, by ``meta``, or by their look."""
+    """The characters of bytes without a stated encoding: by their mark, as UTF-8, by ``meta``, or by their look."""
     for mark, name in ((b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"), (b"\xef\xbb\xbf", "utf-8")):
         if data.startswith(mark):
             return data[len(mark) :].decode(name, "replace")

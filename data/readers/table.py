@@ -19,7 +19,7 @@ SAMPLE = 64 << 10
 DELIMITERS = ",;\t|"
 USUAL_FIELD = Reading().text_field
 NAMED = 3
-"""Tables without a text column that a line of its own names."""
+"""Tables without a text column. A separate line names each."""
 _said: set[str] = set()
 
 

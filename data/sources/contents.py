@@ -106,7 +106,7 @@ def count(
 
     ``open_corpus`` opens it with a function that it calls with each document of text and whether that is all of its
     file. ``reason`` names the filter that rejects a document. ``skipped`` lists the records that are duplicates, by
-    file. With a ``limit`` only about so many characters are read, of several files.
+    file. ``limit``: read about this many characters, of several files.
     """
     contents, sample = Contents(), Sample()
     undivided = False

@@ -128,7 +128,7 @@ Select = Callable[[str, bool], str | None]
 
 
 class FileCorpus:
-    """Local files, of whose documents ``select`` takes its share. Every shard reads all and takes its own records."""
+    """Local files; ``select`` takes its share of their documents. Every shard reads all and takes its own records."""
 
     def __init__(self, paths: tuple[str, ...], reading: files.Reading, select: Select | None = None) -> None:
         self._paths = paths

@@ -12,7 +12,7 @@ State = dict[str, Any]
 
 
 class Encoded:
-    """A tokenized document, as the token cache keeps it. Its length is that of its text, in characters."""
+    """A tokenized document, as the token cache keeps it. ``len`` is the length of its text in characters."""
 
     __slots__ = ("chars", "ids")
 

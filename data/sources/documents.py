@@ -281,8 +281,8 @@ def sample_documents(
 ) -> Iterator[str]:
     """Documents of a split up to ``max_bytes`` of UTF-8 in total, at least one.
 
-    They come from the beginning of the shuffled stream, not from everywhere in the corpus. Of a document with more
-    than ``longest`` characters only so many are taken, from its middle. All of it is text that UTF-8 can carry.
+    They come from the beginning of the shuffled stream, not from everywhere in the corpus. A document with
+    more than ``longest`` characters gives that number from its middle. All of it is text that UTF-8 can carry.
     """
     total = 0
     for document in iter_documents(config, split, seed):

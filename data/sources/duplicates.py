@@ -28,7 +28,7 @@ VERSION = 1
 BATCH, BATCH_CHARS = 256, 4 << 20  # documents looked at together, and their characters
 Mode = Literal["exact", "near"]
 _PLACE = np.dtype([("file", "<u4"), ("record", "<u8")])
-_CHUNK = 1 << 20  # documents whose places are looked up in one go
+_CHUNK = 1 << 20  # number of documents that are looked up in one go
 
 WITHOUT_LIST = "data.dedup=none"
 """The option with which no list of duplicates is needed."""
@@ -37,7 +37,7 @@ WITHOUT_LIST = "data.dedup=none"
 def list_duplicates(config: DataConfig, plans: list[Plan]) -> list[Plan]:
     """The plans, each with the list of duplicates among the documents of all of them; made if it is not in the cache.
 
-    ``plans`` are those of all sources and both splits. The first of several duplicates is kept, so validation text
+    ``plans``: all sources' plans, of both splits. The first of several duplicates is kept, so validation text
     should come first. The embedded stories are not compared: no two are the same.
     """
     assert config.dedup != "none"
@@ -185,8 +185,8 @@ class Comparison:
 
 
 def _places(folder: Path, verdicts: np.ndarray, start: int, end: int) -> np.ndarray:
-    """Of a corpus, whose documents have the numbers from ``start`` to ``end``, those that are repeated: files and
-    records, ``np.uint64[2, n]``, in a file."""
+    """The repeated documents of a corpus, among those with the numbers from ``start`` to ``end``: files and records,
+    ``np.uint64[2, n]``, in a file."""
     n = sum(int((verdicts[at : min(end, at + _CHUNK)] != FRESH).sum()) for at in range(start, end, _CHUNK))
     if not n:
         return np.zeros((2, 0), dtype=np.uint64)

@@ -356,7 +356,7 @@ def _is_hidden(file: Path, folder: str) -> bool:
 
 
 def _may_hold_records(path: str, text_field: str) -> bool:
-    """False for a ``.json`` file whose first record has no such key: settings, say, or a data format of their own.
+    """False for a ``.json`` file without that key in its first record: a program's settings, say, or its data.
     Programs leave such files anywhere, so one of them is no reason to refuse a folder."""
     found = os.stat(path)
     return _has_field(path, found.st_size, found.st_mtime_ns, text_field)

@@ -1,6 +1,6 @@
 """The filters of a source together: which option rejects a document, and what is changed in those that pass.
 
-Of conversations, the filters that read language (rules, a function of one's own, evaluation texts) see what is said.
+The filters that read language (rules, a user's function, evaluation texts) see only what is said in a conversation.
 """
 
 import functools
@@ -36,7 +36,7 @@ def make_filter(source: SourceConfig, *, validation_text: bool = False) -> Reaso
     """A function that returns the option that rejects a text (``min_chars``, ``script``, ``rules``, ...), or None where
     the text passes; None without filters.
 
-    ``validation_text``: of validation text of its own, which may be what ``decontaminate`` names.
+    ``validation_text``: the text is separate validation text, which may be what ``decontaminate`` names.
     """
     characters = by_characters(source)
     spoken: Change = plain_text if source.is_chat else str
@@ -197,7 +197,7 @@ def _evaluation_files(source: SourceConfig) -> list[str]:
 
 @functools.lru_cache(maxsize=4)
 def _contamination(stamped: tuple[Any, ...]) -> Contamination:
-    """The passages of evaluation files: text, or records of any form, whose texts all count."""
+    """The passages of evaluation files: text, or records of any form, with all texts in them."""
     paths = [path for path, _, _ in stamped]
     contamination = Contamination(text for path in paths for text in _texts(path))
     if contamination.texts == contamination.too_short:

@@ -307,8 +307,8 @@ class _Rows:
 
 
 class _Trees:
-    """Rows of conversations; where rows are messages (OpenAssistant's), one record for each tree, whose rows stand
-    together."""
+    """Rows of conversations; where rows are messages (OpenAssistant's), one record for each tree of neighbouring
+    rows."""
 
     def __init__(self, rows: _Rows) -> None:
         self._rows = rows

@@ -94,7 +94,7 @@ READERS: dict[str, Reader] = {
 }
 """The readers. A kind that is not here is refused where it is named alone, and left out of folders with a line."""
 PLAIN = ("text", "code")
-"""Kinds whose bytes are the text itself: a document between separators, or all of the file."""
+"""Kinds that are plain text: a document between separators, or all of the file."""
 RECORDS = ("jsonl", "json", "parquet")
 """Kinds that hold records with named fields."""
 TABLES = ("csv", "tsv")
@@ -102,7 +102,7 @@ IN_UTF8 = (*PLAIN, "jsonl", "json")
 ONE_DOCUMENT = ("html", "pdf", "docx", "odt", "epub", "rtf", "notebook")
 """Kinds that are one document a file, so that it may be long and is divided as plain text is."""
 CONVERTED = (*ONE_DOCUMENT, *TABLES, "wiki", "mail", "zip", "tar")
-"""Kinds whose text is made by a conversion, which takes longer than reading does."""
+"""Kinds that are converted to text, which takes longer than reading does."""
 
 PACKAGES: dict[str, tuple[str, ...]] = {
     "html": ("resiliparse",),
@@ -147,8 +147,8 @@ class Told(NamedTuple):
 def file_format(path: str) -> str | None:
     """The file's kind (a key of ``KINDS``) by its name and its first bytes, None for no kind that is known.
 
-    The name decides. Bytes tell a JSON array from JSON lines, and what a file without a known ending is; a document in
-    a format of its own that is called ``.txt`` is what its bytes say.
+    The name decides. Bytes tell a JSON array from JSON lines, and what a file without a known ending is. They also win
+    where a file called ``.txt`` begins as a document of another format.
     """
     return tell(path).kind
 

@@ -107,7 +107,7 @@ class Shuffled(Generic[Doc]):
         self._group: list[Doc] | None = None
         self._index = 0
         self._ahead: Doc | None = None
-        """The next epoch's first document, whose reading showed that the group's epoch had ended."""
+        """The next epoch's first document. Reading it showed that the group's epoch had ended."""
 
     def __next__(self) -> Doc:
         if self._group is not None and self._index == len(self._group):

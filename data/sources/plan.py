@@ -39,7 +39,7 @@ class Plan:
     document_bytes: int = WHOLE_FILE
     hub_split: str = ""
     held_out: float = 0.0
-    """A document whose ``unit_hash`` is below this is validation text; 0 where validation text is separate."""
+    """Documents with a ``unit_hash`` below this are validation text; 0 where validation text is separate."""
     longest_held_out: int = 0
     """Validation: a document with more characters is not held out by its hash; 0: none is too long. A training plan
     lists the documents that such a plan holds out in ``also_held_out``."""
@@ -159,7 +159,7 @@ class Plan:
         """Whether the split does not read a document with this ``unit_hash`` and this many characters; if it is
         ``divided``, whether not even its share of it."""
         if self.split == "validation":
-            if divided or not (self.held_out or self.passage):  # a split or files of its own
+            if divided or not (self.held_out or self.passage):  # its own split or files
                 return False
             return hashed >= self.held_out or 0 < self.longest_held_out < chars
         if self.holds_out(hashed, chars, divided=divided):
@@ -320,8 +320,8 @@ def _without_held_out(plans: list[Plan]) -> list[Plan]:
 
     Large sources hold out the same range of hashes, so a document is in the same split in all of them. A small corpus
     may hold out a wider range, and validation files contain any documents: their hashes are listed. The documents of
-    a Hub's validation split are not listed (``data.dedup`` finds copies of them). Of divided documents all sources
-    leave out the longest of their passages. A prepared corpus has been divided, and stays as it is.
+    a Hub's validation split are not listed (``data.dedup`` finds copies of them). All sources
+    leave out a divided document's longest held-out passage. A prepared corpus has been divided, and stays as it is.
     """
     if any(plan.prepared for plan in plans):
         others = iter(_without_held_out([plan for plan in plans if not plan.prepared]))

@@ -56,7 +56,7 @@ class Conversations:
     """A stream of conversations as marked tokens. Its position is the documents' position.
 
     A conversation longer than a block keeps its beginning. One without a scored token in it is left out, as is one that
-    the template refuses. UserError where so many of them follow each other that nothing else may come.
+    the template refuses. UserError after a long row of them without any other.
     """
 
     def __init__(self, documents: DocumentStream, encoder: ChatEncoder, *, seq_len: int) -> None:
@@ -149,7 +149,7 @@ class Pieces:
 class ConversationPacker:
     """An iterator of blocks, ``np.int32[seq_len + 1]`` with marks.
 
-    ``room``: conversations share a block up to so many tokens (None: ``seq_len``), a longer one has its own block,
+    ``room``: most tokens of a block that conversations share (None: ``seq_len``). A longer one has its own block,
     and each block is only as long as what is in it, in steps of ``LENGTH_MULTIPLE``.
 
     Its position is the group's first conversation and the number of the block in the group, so the state is a few

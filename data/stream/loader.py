@@ -53,7 +53,7 @@ class Loader:
 
     ``calibrates``: some of the training text is left out, for ``calibration_blocks``.
 
-    ``room``: conversations share a block up to so many tokens, and a batch [micro_batch, T + 1] is only as long as the
+    ``room``: most tokens of a block that conversations share. A batch [micro_batch, T + 1] is only as long as the
     longest of its blocks (``ConversationPacker``).
 
     ``state_dict()`` is the position after the last batch that was returned, JSON-serialisable. A loader with the same

@@ -18,7 +18,7 @@ from slm.data.sources.mixture import latest_epoch
 
 
 class Tokenized:
-    """A document stream's tokens. Its position is that of the documents."""
+    """A document stream's tokens. Its position is the documents' position."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ def document_starts(ids_BT: np.ndarray, eot_id: int) -> np.ndarray:
     """For every position the index of its document's first position within the block, ``np.int32[B, T]``.
 
     A document begins at position 0 and after each end-of-text token. The token itself still belongs to the document
-    that it ends. Position ``t`` may attend to positions ``starts[t] <= s <= t``, which are of its own document.
+    that it ends. Position ``t`` may attend to positions ``starts[t] <= s <= t``, all in its document.
     """
     n_blocks, length = ids_BT.shape
     starts_BT = np.zeros((n_blocks, length), dtype=np.int32)

@@ -77,7 +77,7 @@ def open_pipeline(
 
     Blocks of conversations carry marks (``slm.data.stream.marks``). Text that is mixed with them comes in pieces, and
     where its documents are long, in shuffled blocks. With ``pairs`` both answers of preference pairs are in them.
-    ``room`` is that of ``ConversationPacker``: their blocks then have several lengths.
+    ``room``: as for ``ConversationPacker``; the blocks then have several lengths.
     """
     assert 0 <= shard_index < num_shards
     for plan in plans:

@@ -100,7 +100,7 @@ class ReadSoFar:
             raise _changed(plan.files[order[place.part]])
 
     def _digest_of_part(self, file: int, n_records: int) -> str:
-        """That of a file's first records; of all of them if it has fewer."""
+        """The digest of a file's first records; of all of them if it has fewer."""
         if self._part is None or self._part[0] != file or self._part[1].count > n_records:
             self._part = (file, _Records(open_whole_corpus(self._plan), file))
         return self._part[1].digest(n_records) + self._duplicates(file, n_records)

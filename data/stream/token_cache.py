@@ -181,7 +181,7 @@ class Store:
 
 
 class CachedCorpus:
-    """A corpus whose documents come tokenized from the cache, or as text where the cache has no room."""
+    """A corpus with documents that come tokenized from the cache, or as text where the cache has no room."""
 
     def __init__(self, corpus: Corpus[str], store: Store, *, required: bool) -> None:
         self._corpus = corpus

@@ -1,6 +1,6 @@
 """Byte-level BPE in GPT-2's form run by tiktoken: five to ten times as fast as ``tokenizers``, with the same ids.
 
-tiktoken merges the two neighbours whose combined bytes have the lowest id. ``tokenizers`` merges by a list of pairs.
+tiktoken merges the two neighbours with the lowest id for their joint bytes. ``tokenizers`` merges by a list of pairs.
 The two agree on every text under two conditions. The ids follow the order of the list. And each token's own bytes,
 merged by lower ids only, end as exactly the pair that the list has for the token. Then both libraries have merged the
 bytes that a token spans into that same pair before they make the token. The conditions are checked for each

@@ -16,6 +16,8 @@ from slm.data.errors import UserError
 from slm.data.tokenizers.tokenizer import special_token, tokenizer_config
 
 SPACE = "\u2581"
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+=* \d+\r?\n")
+"""The first line of a tiktoken vocabulary: a token in base64 and its rank."""
 UNIGRAM, BPE = 1, 2
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -51,6 +53,11 @@ def parse(content: bytes, name: str) -> Model:
             elif field == 3:
                 normalizer = dict(_fields(value))
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, struct.error) as error:
+        if _TIKTOKEN.match(content):
+            raise UserError(
+                f"{name} is a list of tokens of tiktoken, which does not say how text is split: download the same "
+                "model's tokenizer.json, or write it with transformers' AutoTokenizer and save_pretrained"
+            ) from error
         raise UserError(f"{name} is not a SentencePiece model: give a .model file that sentencepiece wrote") from error
     model_type = trainer.get(3, UNIGRAM)
     if not pieces or model_type not in (UNIGRAM, BPE):

@@ -1,5 +1,6 @@
 """From a configuration or a path to a tokenizer: every kind is first converted to the same files."""
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,10 +29,15 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
             names = ["tokenizer.json", *COMPANIONS]
-            files = {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+            files = {name: _read(path / name) for name in names if (path / name).is_file()}
             return _with_config(files, name=path.name, eot_token=eot_token)
         if (path / "tokenizer.model").is_file():
             return _of_sentencepiece_model(path, eot_token=eot_token)
+        if (path / "vocab.json").is_file():
+            raise UserError(
+                f"{path} holds a tokenizer as vocab.json and merges.txt, which do not say how text is split: write "
+                f"tokenizer.json with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            )
         raise UserError(f"{path} holds neither tokenizer.json nor tokenizer.model: give a directory that does")
     if not path.is_file():
         raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
@@ -40,7 +46,12 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
 
         files, eot = convert(path.read_bytes(), name=str(path), eot_token=eot_token)
         return Tokenizer(files, name=path.stem, eot_token=eot)
-    return _with_config({"tokenizer.json": path.read_bytes()}, name=path.stem, eot_token=eot_token)
+    return _with_config({"tokenizer.json": _read(path)}, name=path.stem, eot_token=eot_token)
+
+
+def _read(path: Path) -> bytes:
+    """A file without the byte order mark that editors put before its text."""
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
 
 
 def _of_sentencepiece_model(directory: Path, *, eot_token: str) -> Tokenizer:

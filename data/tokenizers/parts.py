@@ -5,8 +5,8 @@ tokens), and since a token never reaches over the end of a prompt. What a part's
 it: a special token may swallow the white space behind it (``rstrip``), SentencePiece puts a space at the beginning of
 a text and, in most vocabularies, behind each special token, and text that goes on gets none.
 
-So a part is encoded behind the token that it follows, whose id is dropped. Only where the part spells special tokens
-that must stay text, which ``tokenizers`` can do for a whole text alone, is that done here.
+So a part is encoded behind the token that it follows, and the id of that token is dropped. This module itself encodes
+only parts with spelled special tokens that must stay text: ``tokenizers`` can do so for a whole text only.
 """
 
 import re

@@ -1,7 +1,7 @@
 """How llama.cpp splits text before its byte-level BPE, by the names of ``tokenizer.ggml.pre``.
 
 A split is a list of regular expressions: each one cuts the pieces of the one before it into its matches and what lies
-between them, as a ``tokenizer.json`` does with a sequence of isolating ``Split``. The expressions are those of the
+between them, as a ``tokenizer.json`` does with a sequence of isolating ``Split``. The expressions come from the
 published tokenizers where llama.cpp has another spelling of the same split (llama-vocab.cpp).
 
 What follows from a name in llama.cpp's code alone, without a regular expression, is not here: kimi-k2, afmoe, superbpe

@@ -1,4 +1,4 @@
-"""A byte-level BPE trained on the run's own text, in a form whose pre-tokenizer llama.cpp knows.
+"""A byte-level BPE trained on the run's own text, with a pre-tokenizer that llama.cpp knows.
 
 It has all bytes, so that it can spell every text. ``tokenizer.split`` says how text is cut before pairs are merged.
 """

@@ -32,7 +32,7 @@ _ALWAYS = [SPACE, "\n", "\t", *map(chr, range(ord("!"), 127))]
 """Characters that are tokens whatever the text has: chat templates and questions have them."""
 _CUT = re.compile(rf"[^\s{SPACE}]{SPACE}")
 _STEP = 64
-"""Scores are multiples of one in so many."""
+"""Scores are multiples of 1 / ``_STEP``."""
 _LEAST = 2
 """Nats below the rarest token: the score of the characters that are tokens for the sake of having them."""
 

@@ -21,7 +21,7 @@ from slm.llama.blocks.rounding import rounded
 from slm.model.transformer import LanguageModel
 
 ROWS, SLOW_ROWS = 128, 16
-"""Rows of a matrix whose error is looked at, and those of types that are rounded slowly."""
+"""Rows of a matrix that are rounded to measure its error, and those for types that are rounded slowly."""
 WINDOW = 256
 """Tokens of one window."""
 _FORWARD_FLOPS = 4e11

@@ -30,7 +30,7 @@ TIME_PER_LOSS = 10.0
 _ROUNDS = 4
 """Measurements of a whole file's loss until the goal is met."""
 _CLOSE = 0.9
-"""A file whose loss is this share of what it may be is close enough."""
+"""A file with at least this share of the allowed loss is close enough."""
 _WRONG_SPEEDS = 1.35
 """Kept speeds that are off by this factor are measured again the next time."""
 _HEADER_BYTES = 1_024
@@ -252,7 +252,7 @@ class Planner:
         return self._choice(target, [each.kinds.index(types[each.name]) for each in self.options.matrices])
 
     def _within_loss(self, target: Target, limit: float) -> Choice:
-        """The cheapest choice whose measured loss stays within the limit: the sum of the matrices' losses is only a
+        """The cheapest choice with a measured loss within the limit: the sum of the matrices' losses is only a
         first guess at the loss of all together."""
         matrices = self.options.matrices
         rounding = partial(round_matrix, self._weights, self.importance, self.threads)

@@ -1,13 +1,13 @@
 """How much the predictions feel an error in each number of each matrix: a second-order estimate from one backward pass.
 
 A small error E of a matrix changes its output y = Wx by Ex, and the predictions by a divergence of half the mean square
-of (gradient of y) * Ex, where the gradient is that of the log-likelihood of tokens that the model itself predicts (the
-Fisher information). Taken as independent over rows and columns, as K-FAC does (Martens and Grosse 2015), that is
+of (gradient of y) * Ex. The gradient belongs to the log-likelihood of tokens that the model itself predicts (the Fisher
+information). With rows and columns taken as independent, as in K-FAC (Martens and Grosse 2015), the divergence is
 
     KL per position = 1/2 * sum over rows o and columns d of  rows[o] * columns[d] * E[o, d]^2
 
-with rows[o] the mean square of the output's gradient and columns[d] that of the input. Of the output head the gradient
-is known (p - p^2), and of the embedding a row counts as often as its token occurs.
+with rows[o] the mean square of the output's gradient and columns[d] that of the input. The output head's gradient is
+known (p - p^2). A row of the embedding counts as often as its token occurs.
 
 Shape suffixes: B windows, T positions, D input columns, O output rows, V vocabulary.
 

@@ -7,12 +7,14 @@ plots stay in the run's ``quantization`` folder, and a stopped sweep goes on fro
 The last line printed is a JSON object.
 """
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from slm import cli, report
 from slm.configuration import load
 from slm.export.bench.config import SweepConfig
+from slm.export.bench.front import recommended
 from slm.export.bench.page import PAGE, write_page
 from slm.export.config import UNQUANTIZED
 from slm.export.staging import exit_on_sigterm
@@ -32,7 +34,9 @@ def main(argv: list[str]) -> int:
     with exit_on_sigterm():
         record = sweep(config, log=lambda line: print(line, flush=True))
     show(record)
-    print(f"next: {cli.spelled('export', run=config.run)} with the types that you choose")
+    index = recommended(record["files"])
+    kind = "q4_k_m" if index is None else record["files"][index]["type"]
+    print(f"next: {cli.spelled('export', run=config.run, quant=kind)}    (or other types of the table)")
     report.final_json(record)
     return 0
 
@@ -88,8 +92,10 @@ def show(record: dict[str, Any]) -> None:
     )
     title = f"Quantization of {record['run']} / {record['checkpoint']}"
     title += mark(record["others_share"]) if speed else ""
-    report.table(title, columns, rows, caption=caption)
-    print(record["recommendation"])
+    index = recommended(record["files"])
+    # One type may have two rows, with the importance matrix and without.
+    report.table(title, columns, rows, caption=caption, key=2, chosen=() if index is None else (index,))
+    print("\n".join(textwrap.wrap(record["recommendation"], report.screen_width(), break_on_hyphens=False)))
     page = Path(record["report"]) / PAGE
     write_page(page, title, columns, rows, caption, record)
     print(f"written: {page}")

@@ -33,7 +33,7 @@ class SweepEvalConfig(TextOptions):
 
     max_tokens: int | None = 16_384
     kl_tokens: int = 4_096
-    """Positions whose whole distribution is compared, about."""
+    """About how many positions have their whole distribution compared."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +68,7 @@ class SweepConfig:
     base: Literal["f32", "f16", "bf16"] = "f32"
     """The reference: quantized types are made from it and compared with it."""
     rounding: list[str] = field(default_factory=lambda: ["nearest"])
-    """nearest: llama.cpp's own; gptq: rows of their own for files whose errors are made up for (export's option)."""
+    """nearest: llama.cpp's rounding; gptq: additional rows, for files with compensated rounding (export's option)."""
     plain_below: float = 5.0
     """Types of fewer bits per weight are made without the importance matrix too."""
     out: Path | None = None

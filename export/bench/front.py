@@ -23,38 +23,53 @@ def on_front(rows: Sequence[dict[str, Any]], axis: str) -> list[bool]:
 
 
 def fronts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The axes on whose front each row lies, as a person reads them: ``size, decode``."""
+    """For each row the axes that it is best on, as a person reads them: ``size, decode``."""
     axes = [axis for axis, key in AXES.items() if all(row[key] is not None for row in rows)]
     flags = {axis: on_front(rows, axis) for axis in axes}
     return [", ".join(axis for axis in axes if flags[axis][i]) for i in range(len(rows))]
 
 
+def recommended(rows: Sequence[dict[str, Any]]) -> int | None:
+    """The index of the row to take; None where only the reference was measured. ``rows``: the reference first."""
+    others = list(enumerate(rows))[1:]
+    good = [each for each in others if each[1]["kl"] <= FASTEST_LOSS]
+    if not others:
+        return None
+    if not good:
+        return min(others, key=lambda each: each[1]["kl"])[0]
+    if _timed(rows):
+        fastest = max(row["decode_tok_s"] for _, row in good)
+        # Rates differ by some percent from run to run: among about equals the better one counts.
+        return min(
+            (each for each in good if each[1]["decode_tok_s"] >= 0.95 * fastest), key=lambda each: each[1]["kl"]
+        )[0]
+    return min(good, key=lambda each: each[1]["size_mib"])[0]
+
+
+def _timed(rows: Sequence[dict[str, Any]]) -> bool:
+    return all(row["decode_tok_s"] is not None for row in rows)
+
+
 def recommendation(rows: Sequence[dict[str, Any]]) -> str:
     """One sentence: which type to take, and why. ``rows``: the reference first."""
-    reference, *others = rows
-    good = [row for row in others if row["kl"] <= FASTEST_LOSS]
-    timed = all(row["decode_tok_s"] is not None for row in rows)
-    if not others:
+    index = recommended(rows)
+    if index is None:
         return "Nothing to recommend: no type but the reference was measured."
-    if not good:
-        best = min(others, key=lambda row: row["kl"])
+    reference, best = rows[0], rows[index]
+    share = f"{best['size_mib'] / reference['size_mib']:.0%}"
+    if best["kl"] > FASTEST_LOSS:
         return (
             f"Take {best['label']}: no type stays within 1 % of the reference (KL {FASTEST_LOSS:.3g} nats), and it "
-            f"comes nearest, with {best['kl']:.2g} nats at {best['size_mib'] / reference['size_mib']:.0%} of the size."
+            f"comes nearest, with {best['kl']:.2g} nats at {share} of the size."
         )
-    if timed:
-        fastest = max(row["decode_tok_s"] for row in good)
-        # Rates differ by some percent from run to run: among about equals the better one counts.
-        best = min((row for row in good if row["decode_tok_s"] >= 0.95 * fastest), key=lambda row: row["kl"])
+    if _timed(rows):
         return (
             f"Take {best['label']}: of the types within 1 % of the reference (KL at most {FASTEST_LOSS:.3g} nats) it "
             f"has the least loss among those that decode fastest on this machine (within 5 %), with "
             f"{best['decode_tok_s']:,.0f} tokens/s, {best['decode_tok_s'] / reference['decode_tok_s']:.1f} times the "
-            f"reference's, at {best['size_mib'] / reference['size_mib']:.0%} of its size and a KL of {best['kl']:.2g}."
+            f"reference's, at {share} of its size and a KL of {best['kl']:.2g}."
         )
-    best = min(good, key=lambda row: row["size_mib"])
     return (
         f"Take {best['label']}: it is the smallest file within 1 % of the reference (KL at most {FASTEST_LOSS:.3g} "
-        f"nats), at {best['size_mib'] / reference['size_mib']:.0%} of its size with a KL of {best['kl']:.2g}; "
-        "no speeds were measured."
+        f"nats), at {share} of its size with a KL of {best['kl']:.2g}; no speeds were measured."
     )

@@ -215,8 +215,7 @@ def _compare_all(
     *,
     remake: bool,
 ) -> None:
-    """Make and compare the files whose rows are not known. The reference always runs: the others need its
-    predictions."""
+    """Make and compare the files without a known row. The reference always runs: the others need its predictions."""
     todo = [0] + [i for i, each in enumerate(wanted) if i and each.label not in kept.rows]
     began = perf_counter()
     for done, i in enumerate(todo, start=1):

@@ -1,6 +1,6 @@
 """A checkpoint as a function of plain tensors, with the key/value cache going in and out: what is traced for exports.
 
-Names and shapes are those of Hugging Face's optimum, so that its ``ORTModelForCausalLM`` and programs made for it run
+Names and shapes follow Hugging Face's optimum, so that its ``ORTModelForCausalLM`` and programs made for it run
 the file. Queries meet the keys in plain matrix products, which every runtime has.
 
 Shape suffixes: B batch, T positions of this call, P positions in the cache, S = P + T, D model width, H query heads, K

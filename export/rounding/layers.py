@@ -144,7 +144,7 @@ def _round(
     columns_D: np.ndarray | None,
     n_threads: int,
 ) -> RoundedMatrix | None:
-    """None for a type whose blocks cannot be chosen here."""
+    """None for a type without blocks that can be chosen here."""
     if kind not in KINDS:
         return None
     weight_OD = _f32(parameter)

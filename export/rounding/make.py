@@ -1,4 +1,4 @@
-"""A quantized file whose matrices are rounded again with compensation, where that is measured better.
+"""A quantized file with matrices rounded again with compensation, where that is measured better.
 
 Tested in tests/export/rounding/test_layers.py.
 """

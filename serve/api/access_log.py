@@ -91,7 +91,7 @@ class AccessLog:
             return
         record = Record(id=_request_id(scope), began=time.perf_counter())
         scope[_KEY] = record
-        status, begun, complete = 499, False, False  # 499 is what nginx calls a request whose client has left
+        status, begun, complete = 499, False, False  # 499 is nginx's status for a client that has left
 
         async def send_with_id(message: Message) -> None:
             nonlocal status, begun, complete

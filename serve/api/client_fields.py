@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
         strict=True,
     ),
     Rule(names=("cache_control",), why="the server caches every prompt", strict=True),
-    Rule(names=("budget_tokens", "display"), why="reasoning has no separate budget", strict=True),
+    Rule(names=("display",), why="reasoning is always shown", strict=True),
     Rule(
         names=(
             *("keep_alive", "priority", "id", "request_id", "session_id", "conversation_id"),
@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(names=("prediction",), why="it would only save time", routes=("chat",)),
     Rule(
-        names=("slot_id", "n_cache_reuse", "t_max_predict_ms", "n_keep", "n_discard"),
+        names=("slot_id", "n_cache_reuse", "t_max_predict_ms"),
         why="the server manages its slots itself",
     ),
     Rule(
@@ -101,8 +101,6 @@ RULES: tuple[Rule, ...] = (
     Rule(names=("post_sampling_probs", "return_tokens", "return_token_ids"), only=(False,), why="no response has them"),
     Rule(names=("documents", "images", "audios", "videos"), only=([],), why="the models read text"),
     Rule(names=("options",), only=({},), why="give its fields in the body itself"),
-    Rule(names=("reasoning_budget", "thinking_budget", "thinking_budget_tokens"), only=(-1,),
-         why="enable_thinking=false turns reasoning off"),
     Rule(names=("include_reasoning",), only=(True,), why='use "separate_reasoning"', routes=("chat",)),
     Rule(names=("functions",), only=([],), why='use "tools"', routes=("chat",)),
     Rule(names=("function_call",), only=("none", "auto"), why='use "tool_choice"', routes=("chat",)),
@@ -125,6 +123,11 @@ RULES: tuple[Rule, ...] = (
     Rule(names=("truncation",), only=("disabled",), why="only a chat has turns", routes=("completions", "embeddings")),
     Rule(names=("input_type", "task", "normalize"), only=("", True), why="the text is embedded as it is",
          routes=("embeddings",)),
+    Rule(names=("reasoning_budget", "reasoning_budget_tokens", "thinking_budget"), means="thinking_budget_tokens",
+         why="", routes=("chat",)),
+    Rule(names=("reasoning_budget", "reasoning_budget_tokens", "thinking_budget", "thinking_budget_tokens"),
+         only=(-1,),
+         why="thinking and reasoning have it there", routes=("completions", "responses", "messages", "embeddings")),
     Rule(names=("n_predict", "max_new_tokens", "num_predict"), means="max_tokens", why="",
          routes=("chat", "completions")),
     Rule(names=("typ_p", "typical"), means="typical_p", why="", routes=("chat", "completions")),
@@ -200,7 +203,7 @@ class Reading:
 
 
 def is_mistyped(name: str, names: Iterable[str]) -> bool:
-    """Whether a name that no field has is that of one of ``names`` with a letter wrong, missing or too many."""
+    """Whether an unknown name is one of ``names`` with a letter wrong, missing or too many."""
     return bool(difflib.get_close_matches(name[:64], list(names), 1, _MISTYPED))
 
 

@@ -23,7 +23,7 @@ class ErrorDetail(TypedDict):
     param: Annotated[str | None, Field(description="the field that is meant")]
     code: Annotated[str | None, Field(description="for programs, such as context_length_exceeded or queue_full")]
     n_prompt_tokens: NotRequired[
-        Annotated[int, Field(description="with context_length_exceeded, as llama-server has it: at least so many")]
+        Annotated[int, Field(description="with context_length_exceeded, as llama-server has it: at least this many")]
     ]
     n_ctx: NotRequired[Annotated[int, Field(description="with context_length_exceeded: the most tokens that fit")]]
 
@@ -89,7 +89,7 @@ def overloaded(message: str) -> ApiError:
 
 
 def out_of_time(message: str) -> ApiError:
-    """408 for a request whose time is over."""
+    """408 for a request that has run out of time."""
     # OpenAI's client would try again by itself, although the caller who set the limit has given up.
     headers = {"x-should-retry": "false"}
     return ApiError(408, message, type="timeout_error", param="timeout_s", code="deadline_exceeded", headers=headers)

@@ -67,9 +67,13 @@ class _Server(uvicorn.Server):
 
     def stop(self, number: int) -> None:
         """Called for each signal: the first lets running requests finish, the second cuts them off."""
-        if self.should_exit and not self.force_exit:
+        running = len(self.server_state.tasks)
+        if not self.should_exit:
+            after = f" after the running requests ({running}); another signal cuts them off" if running else ""
+            print(f"stopping{after}", file=sys.stderr, flush=True)
+        elif not self.force_exit:
             self.force_exit = True
-            if self.server_state.tasks:
+            if running:
                 self.forced_by = number
                 print("interrupted: running requests are cut off", file=sys.stderr, flush=True)
         self.should_exit = True

@@ -1,6 +1,6 @@
 """The web pages at ``/`` and ``/docs``: static files of the package, without anything from other sites or secrets.
 
-The colours are those of the training report: ``slm/web/colors.css``.
+The colours are the training report's: ``slm/web/colors.css``.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     facts = read_facts(path)
     given = [int(word.partition("=")[2]) for word in options.options if re.fullmatch(r"serve\.context=\d+", word)]
     context = facts.context(given[-1] if given else 0)
-    if len(servers) > 1:  # the others share out a context of their own among their slots
+    if len(servers) > 1:  # each of the others divides its context among its slots
         context = min(context, SLOT_CONTEXT)
     for line in notes:
         print(line, file=sys.stderr)

@@ -9,20 +9,21 @@ from dataclasses import dataclass, field
 
 from slm.data.errors import UserError
 
-EXTRA = ("prefix", "repeat")
+EXTRA = ("prefix", "json", "repeat")
 """Workloads besides the closed and the open loop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """The ``bench`` group of configs/bench_serve.yaml, whose comments describe the options."""
+    """The ``bench`` group of configs/bench_serve.yaml. The comments there describe the options."""
 
     clients: list[int] = field(default_factory=lambda: [1, 4, 16, 64])
     rounds: int = 2
+    requests: int = 8
     open: list[float] = field(default_factory=lambda: [0.5, 0.8])
     open_s: float = 10.0
     extra: list[str] = field(default_factory=lambda: ["prefix", "repeat"])
-    extra_clients: int = 16
+    extra_clients: list[int] = field(default_factory=lambda: [16])
     busy: list[int] = field(default_factory=lambda: [1, 4])
     busy_s: float = 2.0
     prompt_words: int = 100
@@ -41,11 +42,13 @@ class BenchOptions:
     llama_cpp_server: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "extra_clients", "prompt_words", "prefix_tokens", "new_tokens", "repeats"):
+        for name in ("rounds", "requests", "prompt_words", "prefix_tokens", "new_tokens", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"bench.{name} is {getattr(self, name)}; it must be at least 1")
-        if not self.clients or not all(1 <= n <= 1024 for n in self.clients):
-            raise UserError(f"bench.clients is {self.clients}; give numbers from 1 to 1024")
+        for name in ("clients", "extra_clients"):
+            numbers = getattr(self, name)
+            if not numbers or not all(1 <= n <= 1024 for n in numbers):
+                raise UserError(f"bench.{name} is {numbers}; give numbers from 1 to 1024, such as [1,16]")
         if not all(1 <= n <= 1024 for n in self.busy):
             raise UserError(f"bench.busy is {self.busy}; give numbers of clients from 1 to 1024, or [] for none")
         if not 0 < self.busy_s <= 600:

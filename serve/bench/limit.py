@@ -1,7 +1,7 @@
 """What llama.cpp itself can do with a model on this machine: its prompt and decode rates, without a server.
 
 They are measured with llama.cpp's own tools where those are installed, else with the library that the engine uses, in
-a process of its own (``python -m slm.serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a
+a separate process (``python -m slm.serve.bench.limit`` reads what to measure as JSON from stdin). The limit of a
 workload is the time that these rates give for its tokens: prompts at the prefill rate, replies at the decode rate for
 as many sequences as there are clients, and nothing for HTTP, sampling, text or scheduling.
 """
@@ -184,7 +184,7 @@ class Limiter:
 
     def __init__(self, options: BenchOptions, path: Path, prompt_tokens: int) -> None:
         self._path = path
-        self._batches = sorted({*options.clients, *([options.extra_clients] if options.extra else [])})
+        self._batches = sorted({*options.clients, *(options.extra_clients if options.extra else [])})
         self._shape = {"prompt_tokens": prompt_tokens, "new_tokens": options.new_tokens}
         server = find_tool("llama-server", options.llama_server)
         wanted = options.llama_server != "off"

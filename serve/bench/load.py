@@ -1,7 +1,7 @@
 """A load generator that takes little processor time: plain sockets, one thread, no parsing while the clock runs.
 
 ``python -m slm.serve.bench.load`` reads a ``Load`` as JSON from stdin and writes a ``Report`` to stdout. It is a
-process of its own, so that it shares its interpreter neither with the benchmark nor with a server.
+separate process, so that it shares its interpreter neither with the benchmark nor with a server.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def busy_processes(n: int) -> Iterator[None]:
 
 
 def summary(report: Report) -> Figures:
-    """The figures of one load, times in seconds. ``wave_*`` are those of the first requests, which came all at once."""
+    """The figures of one load, times in seconds. ``wave_*``: of the first requests, which came all at once."""
     done = report.completed
     tokens = sum(each.tokens for each in done)
     wave = [each.ttft_s for each in done if each.first_wave and each.ttft_s is not None]

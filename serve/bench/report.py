@@ -11,9 +11,10 @@ from slm.machine.busy import mark
 from slm.report import table
 
 _TITLES = {
-    "plain": "Closed loop: so many clients at once, streamed completions",
+    "plain": "Closed loop: this many clients at once, streamed completions",
     "open": "Open loop: random arrivals, as a part of the limit",
     "prefix": "A shared prefix (closed loop)",
+    "json": "Replies under a JSON Schema (closed loop)",
     "repeat": "Greedy replies that repeat themselves (closed loop)",
     "busy": "One other busy process (closed loop)",
 }
@@ -28,7 +29,7 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
         + ([f"{memory['decode'][n]:,.0f}"] if memory else [])
         for n, each in record["limit"].items()
     ]
-    columns = ["sequences", "prefill", "decode", "tokens/s"]
+    columns = ["sequences", "prefill tok/s", "decode tok/s", "tokens/s"]
     if memory:
         columns.append("memory allows")
         shape += (
@@ -46,7 +47,7 @@ def show(record: dict[str, Any], notes: list[str]) -> None:
         if rows:
             rows.sort(key=lambda row: float(row[0]))
             columns = ["clients" if key != "open" else "load", "server", "tokens/s", "of limit"]
-            columns += ["TTFT p50", "p95", "at once p50", "p95", "longest gap", "client CPU", "failed"]
+            columns += ["TTFT p50, s", "p95, s", "at once p50, s", "p95, s", "longest gap, s", "client cores", "failed"]
             table(title + busy, columns, rows, key=2)
     for name, by_key in record["servers"].items():
         for key, by_n in by_key.items():

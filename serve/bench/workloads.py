@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from math import ceil
@@ -15,8 +16,22 @@ from slm.data.tales.story import story
 from slm.serve.bench.config import BenchOptions
 from slm.serve.bench.limit import Rates
 
-_FEWEST = 8
-"""Requests of one measurement."""
+_PEOPLE = {
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "is_member": {"type": "boolean"},
+            "hobbies": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 3},
+        },
+        "required": ["name", "age", "is_member", "hobbies"],
+        "additionalProperties": False,
+    },
+}
+"""A list that no reply ends, so that all replies have the same number of tokens."""
 _SPARE = 16
 """Tokens of the context that stay free: words have different numbers of tokens."""
 
@@ -60,7 +75,7 @@ class Case:
     """One measurement of a server."""
 
     key: str
-    """``plain``, ``open``, ``prefix``, ``repeat`` or ``busy``."""
+    """``plain``, ``open``, ``prefix``, ``json``, ``repeat`` or ``busy``."""
     n: float
     """Clients, or for ``open`` the arrival rate as a part of the limit."""
     bodies: list[list[dict[str, Any]]]
@@ -77,10 +92,16 @@ def cases(
     """The measurements of each server. ``limit`` and the mean ``prompt_tokens`` set the rates of the open loop. A
     shared prefix is shortened to what the model's ``context`` leaves for it."""
     body = _RequestMaker(options, prompts)
-    found = []
+    found: list[Case] = []
+
+    def add(key: str, make: Callable[[], dict[str, Any]]) -> None:
+        for n in options.extra_clients:
+            bodies = [[make() for _ in range(_rounds(options, n))] for _ in range(n)]
+            found.append(Case(key=key, n=n, bodies=bodies))
+
     for key, clients, n_busy in (("plain", options.clients, 0), ("busy", options.busy, 1)):
         for n in clients:
-            rounds = max(options.rounds, -(-_FEWEST // n))
+            rounds = _rounds(options, n)
             if n_busy:
                 rate = min(limit, key=lambda each: abs(each.batch - n)).workload(prompt_tokens, options.new_tokens)
                 rounds = max(rounds, ceil(options.busy_s * rate / options.new_tokens / n))
@@ -89,10 +110,9 @@ def cases(
     best = max(each.workload(prompt_tokens, options.new_tokens) for each in limit) / options.new_tokens
     rng = random.Random(options.seed)
     for part in options.open:
-        n = max(_FEWEST, round(part * best * options.open_s))
+        n = max(options.requests, round(part * best * options.open_s))
         arrivals = list(accumulate(rng.expovariate(part * best) for _ in range(n)))
         found.append(Case(key="open", n=part, bodies=[[body() for _ in range(n)]], arrivals=arrivals))
-    n, rounds = options.extra_clients, options.rounds
     if "prefix" in options.extra:
         # A word is a token or more. What follows the prefix has 20 words.
         tokens_per_word = prompt_tokens / options.prompt_words
@@ -100,12 +120,17 @@ def cases(
         if room < options.prefix_tokens:
             print(f"the shared prefix has {room:,} tokens: a context of {context:,} leaves no more", file=sys.stderr)
         prefix = prompts.take(max(1, round(min(options.prefix_tokens, room) / tokens_per_word)))
-        bodies = [[body(f"{prefix}\n\n{prompts.take(20)}") for _ in range(rounds)] for _ in range(n)]
-        found.append(Case(key="prefix", n=n, bodies=bodies))
+        add("prefix", lambda: body(f"{prefix}\n\n{prompts.take(20)}"))
+    if "json" in options.extra:
+        add("json", lambda: body(json_schema=_PEOPLE, ignore_eos=False))
     if "repeat" in options.extra:
-        bodies = [[body(" ".join([prompts.take(12)] * 8), temperature=0.0) for _ in range(rounds)] for _ in range(n)]
-        found.append(Case(key="repeat", n=n, bodies=bodies))
+        add("repeat", lambda: body(" ".join([prompts.take(12)] * 8), temperature=0.0))
     return found
+
+
+def _rounds(options: BenchOptions, n: int) -> int:
+    """Requests of each of ``n`` clients."""
+    return max(options.rounds, ceil(options.requests / n))
 
 
 class _RequestMaker:

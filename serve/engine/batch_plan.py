@@ -1,8 +1,12 @@
 """Decides which tokens of which sequences go into the next batch. Pure Python over plain data: no model, no clock.
 
-With one cache for all sequences, a batch mixes one token of every generating sequence with prefill chunks. With a cache
-per slot, llama.cpp would compute such a batch in two passes; a batch is then either a decode step of all that generate
-or a prefill chunk. Either way a long prompt does not hold the streams up for long.
+There is one rule. A sequence has tokens, and a number of them that are computed; steps compute the next ones until none
+is left, and then a token is sampled. A prompt, a sampled token, tokens that a grammar forces, draft tokens, what is
+computed again after a preemption or a shift of the context: all of these are tokens that are not computed yet.
+
+How many of them a step takes is bounded. A sequence that generates gets all of its few ones, prompts get what streams
+can wait for. With one cache for all sequences, a batch has both. With a cache per slot, llama.cpp would compute such a
+batch in two passes; a batch is then either a decode step of all that generate or chunks of prompts.
 
 Tested in tests/serve/engine/test_scheduler.py, tests/serve/engine/test_shared_prefix.py.
 """
@@ -25,8 +29,10 @@ class Sequence:
     tokens: list[int]
     """The prompt and what has been generated so far."""
     n_prompt: int
+    n_dropped: int = 0
+    """Its oldest tokens that are no longer in ``tokens``, because the context was full."""
     n_forced: int = 0
-    """Its newest tokens that a grammar forced, behind the one that was sampled last."""
+    """Its newest tokens that were not sampled, behind the one that was sampled last."""
     n_computed: int = 0
     """Leading tokens that are in the KV cache."""
     slot: int | None = None
@@ -57,10 +63,15 @@ class Sequence:
         return len(self.tokens) - self.n_computed
 
     @property
+    def n_generated(self) -> int:
+        """Tokens behind the prompt so far."""
+        return len(self.tokens) + self.n_dropped - self.n_prompt
+
+    @property
     def generating(self) -> bool:
-        """Whether its prompt is computed, so that only its newest token remains to compute, and what a grammar forced
-        behind it."""
-        return 1 <= self.n_to_compute <= 1 + self.n_forced and self.n_computed >= self.n_prompt
+        """Whether its prompt is computed, so that only its newest token remains to compute, and what was forced behind
+        it."""
+        return 1 <= self.n_to_compute <= 1 + self.n_forced and self.n_computed + self.n_dropped >= self.n_prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +105,14 @@ class Limits:
 
 
 MIN_CACHED = 16
-"""A shorter common prefix is computed again. That costs next to nothing, and short prompts (which share a few tokens
+"""A shorter common prefix is computed again. This costs next to nothing, and short prompts (which share a few tokens
 by chance) then give the same numbers whatever came before them."""
 
 MIN_COPIED = 64
 """A shorter common prefix is computed again rather than copied from another slot."""
 
 SMALL_CHUNK = 64
-"""A prefill chunk below this is not worth a pass of its own, which reads all weights: decode steps come first, and
+"""A prefill chunk below this is not worth a separate pass, which reads all weights: decode steps come first, and
 short prompts are computed together."""
 
 GAP_COST = 64
@@ -337,7 +348,7 @@ def _choose_slot(
 
     A common prefix counts by its length, unless it is a small part of what the slot caches: that is another's long
     conversation, and worth more than a few shared words. A slot apart from those in use counts less (see
-    ``GAP_COST``). Of equals, the first is taken.
+    ``GAP_COST``). The first of equal slots is taken.
     """
     shared = {slot: common_prefix(tokens, cached.get(slot, ())) for slot in slots}
     common = {

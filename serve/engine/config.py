@@ -40,10 +40,16 @@ class EngineOptions:
     the rounding of a sequence's attention; with ``exact`` it stays the same, and so does it without this option."""
     prefix_cache: bool = True
     """Whether a slot keeps what it has computed, for later prompts with the same prefix (of 16 tokens or more). The
-    rest of such a prompt is computed in batches of another shape, whose rounding may differ (see ``kv_tokens``)."""
+    rest of such a prompt is computed in batches of another shape. Their rounding may differ (see ``kv_tokens``)."""
     cache_ram: int = 1024
     """MiB, at most, of prompts that had to leave their slots for others: they are put back where they are asked for
     again, while the machine has memory to spare. 0: they are computed again. Not for ``kv_tokens``."""
+    cache_disk: int = 0
+    """MiB, at most, of such prompts that memory has no room for, in files in ``~/.cache/slm/prompts``: they are there
+    after a restart, too. 0: none is written."""
+    context_shift: bool = False
+    """Whether a text goes on when the context is full: its oldest tokens are dropped, and what is left is computed
+    again. Without it, the text ends there."""
     exact: bool = False
     """Batch-invariant: a request gives the same bits whatever else is computed. Every sequence is computed by itself
     within a step, and prompts are always cut into the same chunks. It costs speed where many sequences run at once."""
@@ -109,6 +115,7 @@ class EngineConfig(EngineOptions):
             "ubatch": (1, 1 << 16),
             "prefill_chunk": (1, 1 << 16),
             "cache_ram": (0, 1 << 20),
+            "cache_disk": (0, 1 << 24),
             "draft_tokens": (0, 32),
             "n_gpu_layers": (-1, 1 << 16),
             "stream_ms": (0, 1000),
@@ -123,6 +130,10 @@ class EngineConfig(EngineOptions):
             raise UserError(f"serve.draft_model is for serve.speculate=draft, which is {self.speculate}; set that too")
         if self.exact and self.speculate != "none":
             raise UserError("serve.exact=true computes tokens one by one, speculation several; choose one of them")
+        if self.exact and self.context_shift:
+            raise UserError(
+                "serve.exact=true cuts prompts at fixed places, serve.context_shift=true moves them; choose"
+            )
         if self.exact and self.kv_tokens:
             raise UserError("serve.exact=true needs a cache per slot; leave serve.kv_tokens at 0")
         if self.exact and self.batch < self.slots + min(self.prefill_chunk, self.ubatch):

@@ -1,4 +1,4 @@
-"""Embeddings next to generation: a small context of their own on the same weights, one batch at a time.
+"""Embeddings next to generation: a small separate context on the same weights, one batch at a time.
 
 An embedding is what the model's file says ("pooling"): the mean over the tokens of the last layer's normed output, that
 of the first token (CLS) or that of the last one, scaled to length 1; of a reranking model it is the scores. Generation
@@ -198,7 +198,7 @@ class Embedder:
 
     def _fill(self) -> tuple[list[tuple[_Input, int]], list[Event]]:
         """Fills the batch with inputs in order; only the last may stay unfinished. Returns them with their number of
-        tokens in the batch, and the failures of requests whose text cannot be embedded, which are forgotten."""
+        tokens in the batch, and the failures of requests with a text that cannot be embedded, which are forgotten."""
         failures: list[Event] = []
         while True:
             chunks, failure = self._fill_until_failure()

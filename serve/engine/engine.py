@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from slm.data.storage import cache_home
 from slm.llama.errors import GrammarDeadEndError, KvCacheFull, LlamaError
 from slm.machine.memory import available_bytes
 from slm.serve.engine import generation
@@ -43,6 +44,7 @@ from slm.serve.engine.protocol import (
 from slm.serve.engine.scheduler import Scheduler
 from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.states.displaced import DisplacedPrompts
+from slm.serve.engine.states.prompt_files import PromptFiles
 from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
 from slm.serve.engine.tokenize import tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
@@ -53,7 +55,7 @@ _KEPT_BEFORE_END = 4
 MOST_FORCED = 32
 """Most tokens that a grammar forces and that are computed together."""
 LEAST_FORCED = 4
-"""Fewer are not worth a pass of their own: the mask lets nothing else through, so they come one by one."""
+"""Fewer are not worth a separate pass: the mask lets nothing else through, so they come one by one."""
 _LEFT_FREE = 1 << 30
 """Bytes of memory that prompts without a slot leave to others."""
 _PATIENCE_S = 0.002
@@ -105,9 +107,12 @@ class Engine:
         self._proposer = make_proposer(config, self._runner)
         # In one cache for all, slots lose nothing to each other while there is room.
         keeps = self._prefix_cache and not self._runner.mixes
-        self._displaced = DisplacedPrompts(config.cache_ram * 2**20 if keeps else 0, _has_room)
+        self._files: PromptFiles | None = None
+        if keeps and config.cache_disk:
+            self._files = PromptFiles(cache_home() / "prompts", self._cache_mark, config.cache_disk * 2**20)
+        self._displaced = DisplacedPrompts(config.cache_ram * 2**20 if keeps else 0, _has_room, self._files)
         self._generations: dict[str, Generation] = {}
-        self._batch_invariant = config.exact
+        self._batch_invariant, self._shifts = config.exact, config.context_shift
         self._most_prefilled = config.prefill_chunk
         self._pace = PrefillPace(text_s=config.stream_ms / 1000, tile=tile)
         self._next_deadline = math.inf
@@ -179,15 +184,16 @@ class Engine:
             case "save":
                 if not held:
                     raise LlamaError(f"slot {slot} holds nothing")
-                n_bytes = write_slot(path, self._cache_mark, held, self._runner.slot_state(slot, len(held)))
+                n_bytes = write_slot(path, self._cache_mark, self._runner.displaced(slot, held))
             case "restore":
                 if not self._prefix_cache:
                     raise LlamaError("with this model and these options no slot keeps anything for later requests")
-                tokens, state = read_slot(path, self._cache_mark)
+                found = read_slot(path, self._cache_mark)
+                tokens = found.tokens
                 if len(tokens) > self.info.context:
                     raise LlamaError(f"{path.name} has {len(tokens)} tokens; a slot has room for {self.info.context}")
                 self._scheduler.drop_cached(slot)
-                self._runner.put_slot(slot, state, len(tokens))
+                self._runner.put_slot(slot, found.state, len(tokens), found.kept)
                 self._scheduler.put_cached(slot, tokens)
                 held, n_bytes = tokens, path.stat().st_size
             case "erase":
@@ -233,6 +239,7 @@ class Engine:
             vocabulary=self._vocabulary,
             context=self.info.context,
             batch_invariant=self._batch_invariant,
+            shifts=self._shifts,
         )
         self._generations[request.id] = begun
         self._next_deadline = min(self._next_deadline, begun.deadline)
@@ -243,7 +250,7 @@ class Engine:
         return []
 
     def count_tokens(self, request: Generate) -> int:
-        """Tokens of the request's prompt. Of one that does not fit the context it is only certain that it does not."""
+        """Tokens of the request's prompt. Counting may stop above the context's length, with a result above it."""
         return generation.n_prompt_tokens(request, model=self._model, context=self.info.context)
 
     def _end(self, sequence_id: str) -> None:
@@ -275,7 +282,7 @@ class Engine:
             self._step_began = None
 
     def _expire(self) -> list[Event]:
-        """Ends the sequences whose deadline has passed."""
+        """Ends the sequences past their deadline."""
         now = time.monotonic()
         if now < self._next_deadline:
             return []
@@ -292,7 +299,7 @@ class Engine:
         return events
 
     def _add_constrained(self) -> list[Event]:
-        """Queues the sequences whose grammars have been compiled."""
+        """Queues the sequences with grammars that have been compiled."""
         events: list[Event] = []
         if self._constraints.busy:
             for sequence_id, result in self._constraints.take_ready(patient=self._only_waits()):
@@ -304,7 +311,7 @@ class Engine:
         return events
 
     def _resume_late(self) -> list[Event]:
-        """Samples for the sequences whose masks were late and are there now."""
+        """Samples for the sequences that waited for their masks and have them now."""
         events: list[Event] = []
         for each in list(self._generations.values()):
             row = each.late_row
@@ -331,10 +338,11 @@ class Engine:
             long = [key for key, each in self._generations.items() if len(each.sequence.tokens) > slot_tokens]
             if long:
                 return self._fail(long, reason)
-        if self._scheduler.prefilling:
+        if n_prompts := self._scheduler.n_prompts:
             paced = not self._batch_invariant
+            beside = self._pace.tokens(streams=True, prompts=n_prompts) if paced else self._most_prefilled
             self._scheduler.limit_prefill(
-                streams=min(self._most_prefilled, self._pace.tokens(streams=True)) if paced else self._most_prefilled,
+                streams=min(self._most_prefilled, beside),
                 alone=self._pace.tokens(streams=False) if paced else self._runner.batch_limit,
                 slot_tokens=slot_tokens,
             )
@@ -392,10 +400,10 @@ class Engine:
         if not self._displaced or (wanted := self._scheduler.next_prompt()) is None:
             return
         tokens, n_held, slot = wanted
-        found = self._displaced.best(tokens, more_than=n_held, whole=self._runner.keeps_states)
+        best = self._displaced.best(tokens, more_than=n_held, whole=self._runner.keeps_states)
+        found = None if best is None else self._displaced.take(best)
         if found is None:
             return
-        self._displaced.take(found)
         if self._displaced.wants(held := self._scheduler.cached(slot) or (), 0):
             self._displaced.keep(self._runner.displaced(slot, held))
         self._scheduler.drop_cached(slot)
@@ -443,9 +451,10 @@ class Engine:
         most = {}
         for sequence in generating:
             each = self._generations[sequence.id]
-            if each.request.speculate and sequence.n_to_compute == 1:
+            ends_thought = each.thought is not None and each.thought.is_due
+            if each.request.speculate and sequence.n_to_compute == 1 and not ends_thought:
                 # The row after the last accepted draft token gives one more token.
-                most[sequence.id] = each.max_generated - each.n_generated - 1
+                most[sequence.id] = each.n_room - 1
         return self._proposer.propose(generating, most, self._runner.batch_limit)
 
     def _advance(self, current: Generation, chunk: Chunk, last_row: int, masks_by: float) -> list[Event]:
@@ -473,20 +482,40 @@ class Engine:
         return [*events, delta] if delta is not None else events
 
     def _sample_one(self, current: Generation, row: int | np.ndarray) -> Delta | None:
-        """Samples a token, and adds those that its grammar forces behind it."""
-        text, finish = self._sample(current, row)
+        """Samples a token, and adds those that its grammar forces behind it. Where its reasoning has to end, the tokens
+        that end it come instead."""
+        if current.thought is not None and current.thought.is_due:
+            tokens = current.thought.cut()[: max(current.n_room, 1)]
+            current.sequence.n_forced = len(tokens) - 1
+            text, finish = self._append_forced(current, tokens)
+        else:
+            text, finish = self._sample(current, row)
         return self._sampled(current, text, finish)
 
     def _sampled(self, current: Generation, text: str, finish: FinishReason | None) -> Delta | None:
         """What a step gave a sequence, and what its grammar forces."""
-        if finish is None and current.constraint is not None:
+        if finish is None and current.constraint is not None and current.sequence.n_to_compute == 1:
             more, finish = self._take_forced(current, current.constraint)
             text += more
         if finish is not None:
             return self._finish(current, text, finish)
+        delta = current.delta(text)
+        if len(current.sequence.tokens) >= current.context:
+            self._shift(current)
         if current.constraint is not None:
             self._constraints.compute(current.constraint)
-        return current.delta(text)
+        return delta
+
+    def _shift(self, current: Generation) -> None:
+        """Drops a sequence's oldest tokens. Those behind them have other positions then: they are computed again."""
+        sequence = current.sequence
+        n_kept = current.drop_oldest(keeps=int(self._model.add_bos))
+        if self._proposer is not None:
+            self._proposer.forget(sequence.id)
+        if sequence.slot is not None and not (n_kept and self._runner.truncate(sequence.slot, n_kept)):
+            self._runner.free_slot(sequence.slot)
+            n_kept = 0
+        sequence.n_computed = n_kept
 
     def _take_forced(self, current: Generation, constraint: Constraint) -> tuple[str, FinishReason | None]:
         """Adds the tokens that must come next: they need no logits, and the next step computes them together."""
@@ -494,11 +523,16 @@ class Engine:
             return "", None
         # With a cache per slot, llama.cpp computes the longer of two sequences in its own pass.
         least = 1 if self._runner.mixes or self._scheduler.n_running == 1 else LEAST_FORCED
-        text = ""
-        forced = constraint.forced(least, min(self._most_forced, current.max_generated - current.n_generated))
+        forced = constraint.forced(least, min(self._most_forced, current.n_room))
         current.sequence.n_forced = len(forced)
-        for token in forced:
-            constraint.accept(token)
+        return self._append_forced(current, forced)
+
+    def _append_forced(self, current: Generation, tokens: list[int]) -> tuple[str, FinishReason | None]:
+        """Makes tokens that were not sampled the sequence's. Returns as ``_sample``."""
+        text = ""
+        for token in tokens:
+            if current.constraint is not None:
+                current.constraint.accept(token)
             current.sampler.accept(token)
             more, finish = self._append(current, token)
             text += more
@@ -552,11 +586,13 @@ class Engine:
         """Makes a token the sequence's. Returns as ``_sample``."""
         detokenizer = current.detokenizer
         current.sequence.tokens.append(token)
+        if current.thought is not None:
+            current.thought.push(self._vocabulary.label(token).decode("utf-8", "replace"))
         if token in current.stop_tokens:
             return detokenizer.stop_at(current.stop_tokens[token]), "stop"
         if self._ends(current, token):
             return detokenizer.finish(), "stop"
-        text = detokenizer.push(self._vocabulary.piece(token))
+        text = detokenizer.push(current.shown.get(token) or self._vocabulary.piece(token))
         if detokenizer.stopped:
             return text, "stop"
         if current.constraint is not None and current.constraint.finished:
@@ -578,4 +614,6 @@ class Engine:
             self._proposer.close()
         self._embedder.close()
         self._constraints.close()
+        if self._files is not None:
+            self._files.close()
         self._runner.close()

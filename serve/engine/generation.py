@@ -26,9 +26,12 @@ from slm.serve.engine.protocol import (
     StoppedBy,
     TokenLogprob,
 )
+from slm.serve.engine.thought import Thought
 from slm.serve.engine.tokenize import Detokenizer, tokenize_within
 from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
 from slm.serve.grammar.constraints import Constraint
+
+_NO_LIMIT = 2**62
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -47,6 +50,12 @@ class Generation:
     """Tokens that end it, with the stop strings that name them; None: an id of the request."""
     max_generated: int
     """Most tokens to generate."""
+    context: int
+    """Most tokens that it has at a time."""
+    thought: Thought | None = None
+    """The limit of its reasoning."""
+    shown: dict[int, bytes] = field(default_factory=dict)
+    """Control tokens that add their names to the text."""
     deadline: float
     """On the monotonic clock."""
     started: float = field(default_factory=time.monotonic)
@@ -55,7 +64,7 @@ class Generation:
     prefill_ended: float = 0.0
     """On the monotonic clock."""
     n_reported: int = 0
-    """Generated tokens whose ids have been reported."""
+    """Number of generated tokens with reported ids."""
     n_drafted: int = 0
     """Draft tokens that were verified."""
     n_accepted: int = 0
@@ -69,7 +78,12 @@ class Generation:
 
     @property
     def n_generated(self) -> int:
-        return len(self.sequence.tokens) - self.sequence.n_prompt
+        return self.sequence.n_generated
+
+    @property
+    def n_room(self) -> int:
+        """Tokens that still fit its limit and the context."""
+        return min(self.max_generated - self.n_generated, self.context - len(self.sequence.tokens))
 
     def admitted(self) -> None:
         """The sequence got a slot; only the first time counts."""
@@ -147,6 +161,7 @@ class Generation:
             stop_string=self.detokenizer.stop_string,
             drafted_tokens=self.n_drafted,
             accepted_tokens=self.n_accepted,
+            dropped_tokens=self.sequence.n_dropped,
         )
 
     def _limit(self, expired: bool) -> StoppedBy:
@@ -158,11 +173,25 @@ class Generation:
         """Ids of the tokens that have not been reported, where the request asks for them."""
         if not self.request.return_tokens:
             return ()
-        first, self.n_reported = self.sequence.n_prompt + self.n_reported, self.n_generated
-        return tuple(self.sequence.tokens[first:])
+        n_new, self.n_reported = self.n_generated - self.n_reported, self.n_generated
+        return tuple(self.sequence.tokens[len(self.sequence.tokens) - n_new :])
+
+    def drop_oldest(self, *, keeps: int) -> int:
+        """The context is full: drops tokens behind the first ``n_keep``, which are ``keeps`` at least (BOS). Returns
+        how many stay in front of the gap."""
+        sequence, asked = self.sequence, self.request
+        n_keep = sequence.n_prompt if asked.n_keep < 0 else asked.n_keep
+        # A quarter of the context is free then, at least.
+        n_keep = max(keeps, min(n_keep, self.context // 2))
+        n_left = len(sequence.tokens) - n_keep
+        n_discard = min(asked.n_discard or (n_left + 1) // 2, n_left - 1)
+        del sequence.tokens[n_keep : n_keep + n_discard]
+        sequence.n_dropped += n_discard
+        sequence.stops, sequence.scores_prompt, sequence.n_forced = (), False, 0
+        return n_keep
 
     def _take_logprobs(self) -> tuple[TokenLogprob, ...]:
-        """Those of tokens whose text has begun to come out."""
+        """Those of tokens with text that has begun to come out."""
         ready = [each for each in self.pending_logprobs if each.offset < self.detokenizer.n_emitted]
         self.pending_logprobs = self.pending_logprobs[len(ready) :]
         return tuple(ready)
@@ -192,13 +221,20 @@ def prepare(request: Generate, *, model: Model, context: int) -> Generate | Fail
 
 
 def start(
-    request: Generate, *, model: Model, vocabulary: Vocabulary, context: int, batch_invariant: bool
+    request: Generate,
+    *,
+    model: Model,
+    vocabulary: Vocabulary,
+    context: int,
+    batch_invariant: bool,
+    shifts: bool = False,
 ) -> Generation:
-    """Begins a request that ``prepare`` has returned. Raises ``LlamaError`` for a bad sampling parameter."""
+    """Begins a request that ``prepare`` has returned. ``shifts``: it may go on when the context is full.
+    Raises ``LlamaError`` for a bad sampling parameter."""
     assert isinstance(request.prompt, tuple)
     prompt = [each for each in request.prompt if isinstance(each, int)]
     assert len(prompt) == len(request.prompt)
-    room = context - len(prompt)
+    room = math.inf if shifts else context - len(prompt)
     prompt_text, prompt_offsets = _prompt_text(prompt, vocabulary) if request.echo else ("", [])
     return Generation(
         request=request,
@@ -214,13 +250,23 @@ def start(
         ),
         detokenizer=Detokenizer(request.stop, request.stop_until),
         stop_tokens=dict.fromkeys(request.sampling.stop_token_ids) | _stop_tokens(model, request.stop),
-        max_generated=room if request.max_tokens is None else min(room, request.max_tokens),
+        max_generated=int(min(room, _NO_LIMIT if request.max_tokens is None else request.max_tokens)),
+        context=context,
+        thought=_thought(request, model),
+        shown={token: name.encode() for name in request.shown for token in _control_token(model, name)},
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
         prompt_offsets=prompt_offsets,
         # Last: it holds memory of llama.cpp's, which an error after it would leave behind.
         sampler=make_sampler(model, request.sampling, prompt, context=context),
     )
+
+
+def _thought(request: Generate, model: Model) -> Thought | None:
+    if (asked := request.thought) is None:
+        return None
+    tokens = model.tokenize(asked.end, add_special=False, parse_special=True)
+    return Thought(asked.tokens, opened=asked.opened, begin=asked.begin, end=asked.end, end_tokens=tokens)
 
 
 def n_prompt_tokens(request: Generate, *, model: Model, context: int) -> int:
@@ -325,10 +371,14 @@ def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str | None]:
     """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
     found: dict[int, str | None] = {}
     for each in stop:
-        tokens = model.tokenize(each, add_special=False, parse_special=True)
-        if len(tokens) == 1 and not model.token_to_piece(tokens[0]):
-            found[tokens[0]] = each
+        found |= dict.fromkeys(_control_token(model, each), each)
     return found
+
+
+def _control_token(model: Model, name: str) -> list[int]:
+    """The token of that name, if it adds nothing to the text; else none."""
+    tokens = model.tokenize(name, add_special=False, parse_special=True)
+    return tokens if len(tokens) == 1 and not model.token_to_piece(tokens[0]) else []
 
 
 def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:

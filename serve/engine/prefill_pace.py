@@ -7,8 +7,8 @@ STREAMS_WAIT_S = 0.2
 ALONE_S = 1.0
 """The longest step while nothing generates: commands are read between steps."""
 _STREAM_PART = 1.5
-"""Prompt tokens may take this many times as long as a stream waits for its next text anyway. With the decode step
-behind them, and next to other work on the machine, it then waits for less than three times as long."""
+"""The tokens of one prompt may take this many times as long as a stream waits for its next text anyway. With the
+decode step behind them, and next to other work on the machine, it then waits for less than three times as long."""
 _FEWEST = 4
 """Fewer tokens take about as long as one: a pass reads all weights."""
 FLASH_TILE = 64
@@ -39,11 +39,13 @@ class PrefillPace:
         self._planned = dict(_FIRST)
         """The newest answers of ``tokens``, by whether there were streams."""
 
-    def tokens(self, *, streams: bool) -> int:
-        """Prompt tokens of the next step. ``streams``: whether sequences that generate wait for it."""
+    def tokens(self, *, streams: bool, prompts: int = 1) -> int:
+        """Prompt tokens of the next step. ``streams``: whether sequences that generate wait for it. ``prompts``: how
+        many are to be computed; each may make them wait, since more of them wait longer for their first text."""
         if self._token_s is None:
             return _FIRST[streams]
-        wait_s = min(STREAMS_WAIT_S, _STREAM_PART * max(self._text_s, self._decode_s)) if streams else ALONE_S
+        patience_s = prompts * _STREAM_PART * max(self._text_s, self._decode_s)
+        wait_s = min(STREAMS_WAIT_S, patience_s) if streams else ALONE_S
         self._planned[streams] = self._fitting(wait_s, self._token_s, may_cut=streams)
         return self._planned[streams]
 

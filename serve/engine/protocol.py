@@ -34,7 +34,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int | str, float], ...] = ()
-    """By token id, or by a text, whose tokens it all is added to."""
+    """By token id, or by a text: the bias is added to all its tokens."""
     seed: int = 0
     ignore_eos: bool = False
     min_tokens: int = 0
@@ -84,6 +84,18 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ThoughtLimit:
+    """How long a reply may reason."""
+
+    tokens: int
+    """Most of them; behind these the engine writes ``end``, and the model goes on."""
+    opened: bool
+    """Whether the prompt ends inside the reasoning. Else a reply that begins with ``begin`` has some."""
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Generate:
     """One sequence to continue."""
 
@@ -103,6 +115,14 @@ class Generate:
     """Texts that end it, and names of control tokens."""
     stop_until: str = ""
     """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
+    thought: ThoughtLimit | None = None
+    """None: it reasons as long as it likes."""
+    n_keep: int = 0
+    """With ``context_shift``, the first tokens of the prompt that always stay; -1: all of them."""
+    n_discard: int = 0
+    """With ``context_shift``, how many tokens behind these go at a time; 0: half of them."""
+    shown: tuple[str, ...] = ()
+    """Control tokens that come out as text by their names: those of tool calls."""
     sampling: SamplingParams = SamplingParams()
     adapters: tuple[float, ...] = ()
     """By what each of the engine's adapters is multiplied; (): as the engine's configuration says."""
@@ -350,6 +370,8 @@ class Delta:
     """Draft tokens that were verified, counted in the last delta."""
     accepted_tokens: int = 0
     """Draft tokens that were accepted."""
+    dropped_tokens: int = 0
+    """The oldest ones that were dropped because the context was full (``context_shift``), counted in the last delta."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,16 +382,16 @@ class Failure:
     code: FailureCode
     message: str
     n_tokens: int = 0
-    """Of a prompt that is too long: its tokens, as far as they were counted."""
+    """Tokens of a prompt that is too long, as far as they were counted; else 0."""
     n_context: int = 0
-    """And how many it may have."""
+    """Most tokens that such a prompt may have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embeddings:
     vectors: tuple[bytes, ...]
-    """float32 [n_embd] each, little-endian, of length 1; one per input. Of a reranking model: [n_scores], its
-    scores."""
+    """float32 [n_embd] each, little-endian, of length 1; one per input. A reranking model returns its
+    scores, [n_scores]."""
     n_tokens: int
     """Tokens of all inputs."""
 
@@ -422,7 +444,7 @@ class Stats:
     in_steps: int = 0
     """... in all."""
     threads: int = 0
-    """That the engine computes with at the moment."""
+    """Threads that the engine computes with at the moment."""
     step_s: float = 0.0
     """Seconds that the present step has taken so far; 0 between steps."""
 

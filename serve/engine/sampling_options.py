@@ -35,7 +35,7 @@ class SamplingOptions:
                 raise UserError(f"serve.sampling.{name} is {value}; it must be between {low:g} and {high:g}")
 
     def over(self, metadata: Mapping[str, Any]) -> SamplingDefaults:
-        """The defaults for a model whose file has this metadata (values as they are, or as text). A value of the file
+        """The defaults for a model with this metadata in its file (values as they are, or as text). A value of the file
         that is out of range counts as none."""
         chosen = {}
         for each in fields(SamplingDefaults):

@@ -112,7 +112,7 @@ class Scheduler:
 
     @property
     def generating(self) -> list[Sequence]:
-        """Running sequences whose prompt is computed, in order of arrival."""
+        """Running sequences after their prompt, in order of arrival."""
         return [sequence for sequence in self._running if sequence.generating]
 
     def slot_states(self) -> tuple[SlotState, ...]:
@@ -124,12 +124,11 @@ class Scheduler:
             if sequence is None:
                 states.append(SlotState(processing=False, n_held=len(self._slots.cached(slot))))
                 continue
-            n_generated = len(sequence.tokens) - sequence.n_prompt
             states.append(
                 SlotState(
                     processing=True,
                     n_prompt=sequence.n_prompt,
-                    n_generated=n_generated,
+                    n_generated=sequence.n_generated,
                     n_held=sequence.n_computed,
                 )
             )
@@ -168,9 +167,9 @@ class Scheduler:
         self._waiting.append(sequence)
 
     @property
-    def prefilling(self) -> bool:
-        """Whether a prompt waits or is being computed."""
-        return bool(self._waiting) or any(
+    def n_prompts(self) -> int:
+        """Prompts that wait or are being computed."""
+        return len(self._waiting) + sum(
             sequence.n_to_compute > 0 and not sequence.generating for sequence in self._running
         )
 

@@ -28,7 +28,7 @@ def tokenize_within(
     """The tokens of a text, and whether they are all of them.
 
     A text that has more than ``limit`` tokens may be cut: then the tokens of a beginning are returned, which alone are
-    more than ``limit``, and False. ``literal_spans`` are those of ``Generate``.
+    more than ``limit``, and False. ``literal_spans``: as in ``Generate``.
     """
 
     def tokens_of(n: int) -> list[int]:

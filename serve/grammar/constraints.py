@@ -141,7 +141,7 @@ class Constraints:
         return constraint
 
     def take_ready(self, *, patient: bool) -> list[tuple[str, Constraint | GrammarDeadEndError]]:
-        """The sequences whose grammars are compiled. ``patient``: waits a moment where there is none."""
+        """The sequences with compiled grammars. ``patient``: waits a moment where there is none."""
         if patient and self._pending:
             wait(self._pending.values(), timeout=0.02, return_when=FIRST_COMPLETED)
         ready: list[tuple[str, Constraint | GrammarDeadEndError]] = []

@@ -1,8 +1,8 @@
 """GBNF as llguidance reads it: in its variant of Lark's syntax.
 
 Where no rule refers to itself, the whole grammar is one regular expression, and its masks cost microseconds. Otherwise
-every character is a lexeme of its own. A lexer takes the longest lexeme; with longer ones, ``[a-z]* "b"`` would never
-find its b. That is exact, and costs some milliseconds a mask; a client that writes Lark itself chooses its lexemes.
+every character is a separate lexeme. A lexer takes the longest lexeme; with longer ones, ``[a-z]* "b"`` would never
+find its b. This is exact, and costs some milliseconds a mask; a client that writes Lark itself chooses its lexemes.
 
 Tested in tests/serve/grammar/test_gbnf.py.
 """

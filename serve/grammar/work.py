@@ -34,7 +34,7 @@ _STACK_BYTES = 256 << 20
 
 
 def deep_thread(name: str, initializer: Callable[[], None] | None = None) -> ThreadPoolExecutor:
-    """A thread whose stack holds llguidance's deepest recursions, which would end the process on another."""
+    """A thread with a stack for llguidance's deepest recursions, which would end the process on another thread."""
     pool = ThreadPoolExecutor(1, name, initializer=initializer)
     before = threading.stack_size(_STACK_BYTES)
     try:

@@ -1,7 +1,7 @@
 """Chooses the threads, batch sizes, kind of attention and slots that the configuration leaves open.
 
 All but the slots are measured once per model file and machine, while nobody uses the server (``idle_tuning``),
-and kept in the cache folder. A process of its own measures (``python -m slm.serve.pool.autotune`` reads a job as JSON
+and kept in the cache folder. A separate process measures (``python -m slm.serve.pool.autotune`` reads a job as JSON
 from stdin). Slots follow from the free memory.
 """
 

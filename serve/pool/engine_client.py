@@ -48,10 +48,10 @@ from slm.serve.pool.request_stream import (
 )
 
 _SILENT_S = 3.0
-"""An engine that has not reported its state for so long hangs: it reports four times a second."""
+"""An engine without a report for this many seconds hangs: it reports four times a second."""
 _STEP_S = 60.0
-"""So does one whose step takes so long. Steps are bounded to about a second; pages of the file that a slow disk has to
-read take longer."""
+"""An engine also hangs if a step takes this many seconds. Steps are bounded to about a second; pages of the file that a
+slow disk has to read take longer."""
 _MAX_BACKOFF_S = 5.0
 _EXIT_S = 1.0
 """How long a process that has closed its pipe may take to exit, before it is killed."""

@@ -153,7 +153,7 @@ class Lease:
 
     @property
     def adapter_scales(self) -> tuple[float, ...]:
-        """Of requests that choose no adapters."""
+        """The scales for requests that choose no adapters."""
         return self._served.adapter_scales
 
     def release(self) -> None:
@@ -209,7 +209,7 @@ class Pool:
         self.models[served.name] = served
 
     def find(self, name: str) -> Served | None:
-        """The model with this name, or else the first one whose run has it."""
+        """The model with this name, or else the first one of the run with this name."""
         if name in self.models:
             return self.models[name]
         return next((each for each in self.models.values() if each.run_name == name), None)

@@ -1,25 +1,31 @@
 """What tool calls look like in a model's replies, found by rendering some with its chat template.
 
-A template that knows tools writes a call as a fixed frame around the function's name and its arguments in JSON, for
-example ``<tool_call> {"name": "NAME", "arguments": {...}} </tool_call>``. The frame is what stands around the name and
-the arguments of a call that is rendered as a trial. Where there is no such frame (the template does not know tools, or
-writes control tokens into it), calls have a form of our own, and tools are described in the system message.
+A template that knows tools writes a call as a fixed frame around the function's name and its arguments, for example
+``<tool_call> {"name": "NAME", "arguments": {...}} </tool_call>``. The frame is what stands around the name and the
+arguments of a call that is rendered as a trial; arguments may be a JSON object, or each stand in a frame, as in
+``<function=NAME> <parameter=KEY> VALUE </parameter> </function>``.
+
+Some models' forms cannot be seen in this way, because their templates write calls with control tokens, number them, or
+describe tools without writing calls. ``NAMED`` has them. Where there is no form (the template does not know tools),
+calls have slm's form, and tools are described in the system message.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from slm.data.chat.content_spans import unused_mark
 from slm.data.chat.template import ChatTemplate, TemplateRefusesError
+from slm.serve.tools.written_arguments import Fields, written_arguments
 
 THINK, END_OF_THINK = "<think>", "</think>"
 
-_NAMES = ("probe_first", "probe_second")
-_KEY, _VALUE, _RESULT = "probe_key", "probe value", "probe result"
+_NAMES = ("probe_first", "probe_other")
+_KEY, _KEY2, _VALUE, _RESULT = "probe_key", "probe_second_key", "probe value", "probe result"
 _ARGUMENTS = re.compile(rf'\{{\s*"{_KEY}"\s*:\s*"{_VALUE}"\s*\}}')
 _OPEN_THOUGHT = re.compile(rf"{THINK}\s*({END_OF_THINK}\s*)?\Z")
 _MARK = re.compile(r"[^\s{\[\"]{3,}")
@@ -39,6 +45,14 @@ class CallForm:
     """White space that the template writes before the prefix."""
     own: bool = False
     """Whether it is our own form, of which the template knows nothing."""
+    fields: Fields | None = None
+    """How arguments are written one by one; None: as a JSON object."""
+    numbered: bool = False
+    """Whether a colon and a number follow the name."""
+    controls: tuple[str, ...] = ()
+    """Control tokens in the frame."""
+    writes_calls: bool = True
+    """Whether the template writes the calls of a conversation; else they are text of the assistant."""
 
     @property
     def at_start(self) -> bool:
@@ -48,6 +62,9 @@ class CallForm:
     @property
     def mark(self) -> str:
         """The beginning of the prefix that tells calls from text."""
+        for control in self.controls:
+            if self.prefix.startswith(control):
+                return control
         found = _MARK.match(self.prefix)
         return found[0] if found else self.prefix
 
@@ -62,8 +79,71 @@ OWN_FORM = CallForm(
 """The form for templates that know no tools. Many open models were trained on it."""
 
 
+LFM2 = CallForm(
+    prefix="<|tool_call_start|>[",
+    middle="(",
+    suffix=")]<|tool_call_end|>",
+    between="), ",
+    fields=Fields(before="", middle="=", after="", between=", ", strings="json", words=("True", "False", "None")),
+    controls=("<|tool_call_start|>", "<|tool_call_end|>"),
+    writes_calls=False,
+)
+GEMMA4 = CallForm(
+    prefix="<|tool_call>call:",
+    middle="{",
+    suffix="}<tool_call|>",
+    between="}<tool_call|><|tool_call>call:",
+    fields=Fields(before="", middle=":", after="", between=",", strings="marked", mark='<|"|>'),
+    controls=("<|tool_call>", "<tool_call|>", '<|"|>'),
+)
+KIMI = CallForm(
+    prefix="<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+    middle="<|tool_call_argument_begin|>",
+    suffix="<|tool_call_end|><|tool_calls_section_end|>",
+    between="<|tool_call_end|><|tool_call_begin|>functions.",
+    numbered=True,
+    controls=(
+        *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+)
+GRANITE3 = CallForm(
+    prefix='<|tool_call|>[{"name": "',
+    middle='", "arguments": ',
+    suffix="}]",
+    between='}, {"name": "',
+    controls=("<|tool_call|>",),
+    writes_calls=False,
+)
+HERMES = replace(OWN_FORM, own=False, writes_calls=False)
+NAMED: tuple[tuple[tuple[str, ...], CallForm], ...] = (
+    (("<|tool_call>call:", "<tool_call|>"), GEMMA4),
+    (("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"), KIMI),
+    (("<|tool_call|>", "available_tools"), GRANITE3),
+    (("List of tools: ", "tools"), LFM2),
+    (("<tool_call>", "xml_tools"), HERMES),
+)
+"""Forms by what stands in the template; their control tokens are in the vocabulary, too, as control tokens or not. The
+last but one belongs to LFM2 and LFM2.5, the last one to SmolLM3."""
+
+
 def call_form(template: ChatTemplate) -> CallForm:
     """The form of the calls in this template; ``OWN_FORM`` where it knows none, or none that could be forced."""
+    for marks, form in NAMED:
+        if all(mark in template.source for mark in marks) and (form.writes_calls or _lists_tools(template)):
+            return replace(form, controls=tuple(each for each in form.controls if each in template.control_tokens))
+    return _seen(template) or OWN_FORM
+
+
+def _lists_tools(template: ChatTemplate) -> bool:
+    try:
+        return _NAMES[0] in template.text([{"role": "user", "content": "x"}], [_tool(_NAMES[0])], prompt=True)
+    except TemplateRefusesError:
+        return False
+
+
+def _seen(template: ChatTemplate) -> CallForm | None:
+    """The form of the calls that a template writes; None where it writes none, or none that could be forced."""
     asked = {"role": "user", "content": "x"}
     tools = [_tool(name) for name in _NAMES]
     try:
@@ -71,50 +151,107 @@ def call_form(template: ChatTemplate) -> CallForm:
         one = template.text([asked, _calling(_NAMES[:1])], tools)
         answered = [asked, _calling(_NAMES[:1]), _answer(0)]
         if _RESULT not in template.text(answered, tools, prompt=True) or _NAMES[0] not in prompt:
-            return OWN_FORM
+            return None
     except TemplateRefusesError:
-        return OWN_FORM
-    found = _frames(prompt, one, 1, template)
+        return None
+    found, written = _frames(prompt, one, 1, template, _ARGUMENTS), _ARGUMENTS
+    fields: Fields | None = None
     if found is None:
-        return OWN_FORM
+        fields = _fields(template, asked, tools, prompt)
+        if fields is None:
+            return None
+        written = re.compile(re.escape(f"{fields.before}{_KEY}{fields.middle}{_VALUE}{fields.after}"))
+        found = _frames(prompt, one, 1, template, written)
+        if found is None:
+            return None
     prefix, middle, suffix = found
     try:
-        several = _frames(prompt, template.text([asked, _calling(_NAMES)], tools), 2, template)
+        several = _frames(prompt, template.text([asked, _calling(_NAMES)], tools), 2, template, written)
     except TemplateRefusesError:
         several = None
     between = several[2] if several is not None and several[:2] == (prefix, middle) and several[4] == suffix else None
     bare = prefix.lstrip()
-    return CallForm(prefix=bare, middle=middle, suffix=suffix, between=between, lead=prefix[: len(prefix) - len(bare)])
+    lead = prefix[: len(prefix) - len(bare)]
+    return CallForm(prefix=bare, middle=middle, suffix=suffix, between=between, lead=lead, fields=fields)
 
 
-def _frames(prompt: str, text: str, n: int, template: ChatTemplate) -> tuple[str, ...] | None:
+def _fields(
+    template: ChatTemplate, asked: dict[str, Any], tools: Sequence[dict[str, Any]], prompt: str
+) -> Fields | None:
+    """How a template writes arguments one by one, found from a call with two of them; None where it does not."""
+
+    def rest_of(arguments: dict[str, Any]) -> str:
+        text = template.text([asked, _calling(_NAMES[:1], arguments)], list(tools))
+        return (
+            text[len(prompt) :].rpartition(END_OF_THINK)[2].partition(_NAMES[0])[2] if text.startswith(prompt) else ""
+        )
+
+    try:
+        head, one, tail = rest_of({_KEY: _VALUE}).partition(_VALUE)
+        first, two, second = rest_of({_KEY: _VALUE, _KEY2: _VALUE}).partition(_VALUE)
+        word = rest_of({_KEY: True})
+    except TemplateRefusesError:
+        return None
+    between, found, _ = second.partition(_KEY2)
+    head, key, middle = head.partition(_KEY)
+    if not (one and two and found and key) or first != head + _KEY + middle or not middle:
+        return None
+    # What stands in front of a key is at the end of both texts before one; the rest of the second follows a value.
+    n = len(_shared(head[::-1], between[::-1]))
+    before = head[len(head) - n :]
+    after = between[: len(between) - n]
+    if not tail.startswith(after):
+        return None
+    # What stands in front of a key and in front of the call's end follows the name, or the value before.
+    shared = _shared(before, tail[len(after) :]).removesuffix("<")
+    before, after = before[len(shared) :], after + shared
+    frame = before + middle + after
+    if not before or not after or "probe" in frame or template.first_control(frame) is not None:
+        return None
+    all_words = (("true", "false", "null"), ("True", "False", "None"))
+    words = next((each for each in all_words if f"{before}{_KEY}{middle}{each[0]}{after}" in word), None)
+    if words is None:
+        return None  # texts stand in another frame than other values
+    return Fields(before=before, middle=middle, after=after, words=words)
+
+
+def _shared(a: str, b: str) -> str:
+    """What two texts begin with."""
+    return next((a[:i] for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(a, b, key=len))
+
+
+def _frames(prompt: str, text: str, n: int, template: ChatTemplate, written: re.Pattern[str]) -> tuple[str, ...] | None:
     """What stands around the names and arguments of the ``n`` calls in a reply, in order; None where it is no frame of
-    fixed text."""
+    fixed text. ``written``: the arguments."""
     if not text.startswith(prompt):
         return None
     rest = text[len(prompt) :].rpartition(END_OF_THINK)[2]
     frames = []
     for name in _NAMES[:n]:
         before, found, rest = rest.partition(name)
-        arguments = _ARGUMENTS.search(rest)
+        arguments = written.search(rest)
         if not found or arguments is None:
             return None
         frames += [before, rest[: arguments.start()]]
         rest = rest[arguments.end() :]
     end = template.first_control(rest)
     frames.append((rest if end is None else rest[:end]).rstrip())
-    usable = all(each.strip() and template.first_control(each) is None for each in frames[:-1])
-    return tuple(frames) if usable and not any(_KEY in each or "probe_" in each for each in frames) else None
+    usable = all(template.first_control(each) is None for each in frames[:-1]) and all(
+        each.strip() for each in frames[:-1:2]
+    )
+    return tuple(frames) if usable and not any("probe" in each for each in frames) else None
 
 
 def _tool(name: str) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]}
+    properties = {key: {"type": "string"} for key in (_KEY, _KEY2)}
+    parameters = {"type": "object", "properties": properties, "required": [_KEY]}
     return {"type": "function", "function": {"name": name, "description": "x", "parameters": parameters}}
 
 
-def _calling(names: Sequence[str]) -> dict[str, Any]:
+def _calling(names: Sequence[str], arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    given = {_KEY: _VALUE} if arguments is None else arguments
     calls = [
-        {"id": f"probe000{i}", "type": "function", "function": {"name": name, "arguments": {_KEY: _VALUE}}}
+        {"id": f"probe000{i}", "type": "function", "function": {"name": name, "arguments": given}}
         for i, name in enumerate(names)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
@@ -168,3 +305,40 @@ def without_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _own_call(name: str, arguments: Any) -> str:
     form = OWN_FORM
     return f"{form.prefix}{name}{form.middle}{json.dumps(arguments, ensure_ascii=False)}{form.suffix}"
+
+
+def written_calls(form: CallForm, calls: Sequence[Mapping[str, Any]]) -> list[tuple[str, bool]]:
+    """Calls as the assistant writes them: parts of a text, each with whether it is the frame, in which control tokens
+    are meant."""
+    parts: list[tuple[str, bool]] = []
+    for i, call in enumerate(calls):
+        begins = form.prefix if not i else form.between or form.suffix + "\n" + form.prefix
+        arguments = call["arguments"]
+        if form.fields is None:
+            written = json.dumps(arguments, ensure_ascii=False)
+        else:
+            written = written_arguments(form.fields, arguments)
+        number = f":{i}" if form.numbered else ""
+        parts += [(begins, True), (call["name"] + number, False), (form.middle, True), (written, False)]
+    return [*parts, (form.suffix, True)]
+
+
+def with_marks(
+    form: CallForm, messages: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, list[tuple[str, bool]]]]:
+    """The conversation for a template that writes no calls: each assistant's calls are a mark in its content, and what
+    has to stand there (see ``written_calls``)."""
+    free = unused_mark(json.dumps(list(messages), ensure_ascii=False)) or "\x00"
+    out: list[dict[str, Any]] = []
+    said: dict[str, list[tuple[str, bool]]] = {}
+    for message in messages:
+        calls = message.get("tool_calls")
+        if not calls:
+            out.append(message)
+            continue
+        mark = f"{free}{len(said)}{free}"
+        said[mark] = written_calls(form, [each["function"] for each in calls])
+        content = message["content"].rstrip()
+        kept = {key: value for key, value in message.items() if key != "tool_calls"}
+        out.append({**kept, "content": f"{content}\n{mark}" if content else mark})
+    return out, said

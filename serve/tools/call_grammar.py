@@ -13,6 +13,7 @@ from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import SPACE, THOUGHT, Grammar, as_text, first_of, json_term, quoted, quoted_pattern
 from slm.serve.grammar.json_schema import enforceable
 from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm
+from slm.serve.tools.written_arguments import ArgumentsGrammar, marked
 
 Reasoning = Literal["none", "may", "open"]
 """Whether a reply has reasoning between ``<think>`` and ``</think>``: never, perhaps at its beginning, or it begins
@@ -56,6 +57,10 @@ def reply_grammar(
     ``content``: what a reply without calls must be. Raises ``GrammarError`` for a schema that cannot be used, or tools
     that are too large.
     """
+
+    def part(text: str) -> str:
+        return marked(text, form.controls)
+
     calls, arguments, warnings = [], [], [*(content.warnings if content is not None else ())]
     for i, tool in enumerate(use.tools):
         try:
@@ -63,14 +68,23 @@ def reply_grammar(
         except GrammarError as error:
             raise GrammarError(f"the parameters of {tool.name}: {error}") from None
         warnings += [f"the parameters of {tool.name}: {each}" for each in relaxed]
-        calls.append(f"{quoted(tool.name + form.middle)} arguments{i}")
-        arguments.append(f"arguments{i}: {json_term(schema)}")
-    more = f" ({quoted(form.between)} onecall)*" if use.parallel and form.between is not None else ""
+        middle = f"/:[0-9]{{1,3}}/ {part(form.middle)}" if form.numbered else part(form.middle)
+        calls.append(f"{quoted(tool.name)} {middle} arguments{i}")
+        if form.fields is None:
+            arguments.append(f"arguments{i}: {json_term(schema)}")
+            continue
+        try:
+            made = ArgumentsGrammar(form.fields, form.controls, prefix=f"a{i}", strict=tool.strict)
+            arguments += [f"arguments{i}: {made.whole(schema)}", *made.rules]
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of {tool.name}: {error}") from None
+        warnings += [f"the parameters of {tool.name}: {each}" for each in made.warnings]
+    more = f" ({part(form.between)} onecall)*" if use.parallel and form.between is not None else ""
     after_mark = form.prefix if use.required else form.prefix[len(form.mark) :]
     lark = "\n".join(
         [
             *_beginning(form, use, reasoning, content),
-            f"calls: {quoted(after_mark)} onecall{more} {quoted(form.suffix)}",
+            f"calls: {part(after_mark)} onecall{more} {part(form.suffix)}",
             f"onecall: {' | '.join(calls)}",
             *arguments,
         ]
@@ -90,6 +104,8 @@ def _beginning(form: CallForm, use: ToolUse, reasoning: Reasoning, content: Gram
             "may": f"{quoted(THINK)} THOUGHT SPACE calls | {lead}",
         }[reasoning]
         return [f"start: {start}", *([] if reasoning == "none" else [THOUGHT, SPACE])]
+    if form.mark in form.controls:
+        return _before_control(form.mark, reasoning, content)
     mark = quoted_pattern(form.mark)
     if content is not None:
         if form.at_start:
@@ -116,5 +132,25 @@ def _beginning(form: CallForm, use: ToolUse, reasoning: Reasoning, content: Gram
         f"start: OPENS THOUGHT behind | OPENS UNCLOSED | {first} | BEGIN calls",
         f"OPENS: /{_BLANK}{quoted_pattern(THINK)}/",
         f"BEGIN: HEAD & ~{thinks}",
+        *rules,
+    ]
+
+
+def _before_control(mark: str, reasoning: Reasoning, content: Grammar | None) -> list[str]:
+    """The same where the calls begin with a control token, which no text holds."""
+    plain = "FREE" if content is None else "reply"
+    rules = [f"FREE: /{_ANY}/", *([] if content is None else [content.rules])]
+    behind = f"{plain} | FREE {mark} calls"
+    if reasoning == "none":
+        return [f"start: {behind}", *rules]
+    blank, rules = ("", rules) if content is None else ("SPACE ", [*rules, SPACE])
+    rules += [THOUGHT, _UNCLOSED, f"behind: {blank}({behind})"]
+    if reasoning == "open":
+        return ["start: THOUGHT behind | UNCLOSED", *rules]
+    first = "FIRST" if content is None else "reply"
+    return [
+        f"start: OPENS THOUGHT behind | OPENS UNCLOSED | {first} | FIRST {mark} calls",
+        f"OPENS: /{_BLANK}{quoted_pattern(THINK)}/",
+        f"FIRST: /{_ANY}/ & ~/{_BLANK}{quoted_pattern(THINK)}{_ANY}/",
         *rules,
     ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm
 from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.written_arguments import ArgumentsReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,17 +23,23 @@ class Piece:
 
 
 class ReplyReader:
-    """``form``: that of the calls; None where the reply can hold none. ``reasoning``: where it may hold any."""
+    """``form``: that of the calls; None where the reply can hold none. ``reasoning``: where it may hold any.
+    ``texts``: by function, the parameters that are texts whatever they look like."""
 
-    def __init__(self, form: CallForm | None = None, reasoning: Reasoning = "none") -> None:
-        self._form = form
+    def __init__(
+        self,
+        form: CallForm | None = None,
+        reasoning: Reasoning = "none",
+        texts: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        self._form, self._texts = form, texts or {}
         self._state = {"none": "text", "may": "begin", "open": "reasoning"}[reasoning]
         self._held = ""
-        """Text whose kind is not known yet."""
+        """Text of a kind that is not known yet."""
         self._has_text = False
         """Whether any content or reasoning came since the last change of kind: white space before it is dropped."""
         self._trims = reasoning == "open"
-        self._json = _JsonEnd()
+        self._arguments: _JsonEnd | ArgumentsReader = _JsonEnd()
 
     @property
     def plain(self) -> bool:
@@ -40,7 +48,7 @@ class ReplyReader:
 
     @property
     def in_call(self) -> bool:
-        """Whether a call has begun whose arguments are not whole."""
+        """Whether a call has begun that is not whole."""
         return self._state in ("name", "arguments")
 
     def push(self, text: str, *, last: bool = False) -> list[Piece]:
@@ -105,22 +113,32 @@ class ReplyReader:
         return False
 
     def _in_name(self, out: list[Piece], last: bool) -> bool:
-        assert self._form is not None
-        name, found, behind = self._held.partition(self._form.middle)
+        form = self._form
+        assert form is not None
+        ends = [form.suffix, form.between or ""]
+        if form.middle:
+            name, found, behind = self._held.partition(form.middle)
+        else:  # then what comes next shows where the name ends
+            marks = [form.fields.before if form.fields is not None else "{", *filter(None, ends)]
+            at = min((at for mark in marks if (at := self._held.find(mark)) >= 0), default=-1)
+            name, found, behind = self._held[:at], at >= 0, self._held[max(at, 0) :]  # type: ignore[assignment]
         if not found:
             return False
+        name = name.rpartition(":")[0] if form.numbered else name
         out.append(Piece(kind="call", text=name))
-        self._held, self._state, self._json = behind, "arguments", _JsonEnd()
+        self._held, self._state, self._arguments = behind, "arguments", _JsonEnd()
+        if form.fields is not None:
+            self._arguments = ArgumentsReader(form.fields, self._texts.get(name, ()), ends)
         return True
 
     def _in_arguments(self, out: list[Piece], last: bool) -> bool:
-        n = self._json.take(self._held)
-        if n:
-            out.append(Piece(kind="arguments", text=self._held[:n]))
+        text, n = self._arguments.take(self._held)
+        if text:
+            out.append(Piece(kind="arguments", text=text))
         self._held = self._held[n:]
-        if self._json.done:
+        if self._arguments.done:
             self._state = "after"
-        return self._json.done
+        return self._arguments.done
 
     def _in_after(self, out: list[Piece], last: bool) -> bool:
         form = self._form
@@ -158,8 +176,8 @@ class _JsonEnd:
         self._in_string = self._escaped = False
         self.done = False
 
-    def take(self, text: str) -> int:
-        """How many characters of the text belong to the object."""
+    def take(self, text: str) -> tuple[str, int]:
+        """What of the text belongs to the object, and how many characters these are."""
         for i, char in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -173,5 +191,5 @@ class _JsonEnd:
                 self._depth -= 1
                 if self._depth == 0:
                     self.done = True
-                    return i + 1
-        return len(text)
+                    return text[: i + 1], i + 1
+        return text, len(text)

@@ -88,7 +88,7 @@ COMMANDS: dict[str, Command] = {
     "qat": Command(
         module="slm.train.tune.qat",
         config="qat",
-        summary="go on with a trained model for a quantized type (quantization-aware training)",
+        summary="train a model further for a quantized type (quantization-aware training)",
         examples=(
             ("mine", "a tenth of the base's steps for q4_0; slm export mine-q4_0 q4_0 then"),
             ("mine tq2_0 train.max_steps=500", "another type, another length"),
@@ -104,7 +104,7 @@ COMMANDS: dict[str, Command] = {
         summary="train a grid of small runs, stop the losers early, compare the rest",
         examples=(
             ("tiny name=rates optim.lr=0.01,0.02,0.05 train.max_steps=200", "three learning rates"),
-            ("optim.lr=0.02,0.05 model.d_model=256,512 train.seed=1,2", "eight runs; the same command goes on"),
+            ("optim.lr=0.02,0.05 model.d_model=256,512 train.seed=1,2", "eight runs; the same command resumes"),
             ("sweep.range_test=true", "one run with a learning rate that grows until the loss diverges"),
         ),
         bare=("preset", "local", "model"),
@@ -257,7 +257,7 @@ COMMANDS: dict[str, Command] = {
         config="prepare",
         summary="read, filter, divide and tokenize a large text once, for any number of runs",
         examples=(
-            ("10m books/ out=corpus", "on all cores; typed again, it goes on where it was stopped"),
+            ("10m books/ out=corpus", "on all cores; typed again, it resumes where it was stopped"),
             ("books/ out=corpus tokenizer=gpt2 data.dedup=exact", "with another tokenizer, without duplicates"),
         ),
         bare=("preset", "local"),

@@ -153,7 +153,7 @@ def longest_window(config: EvalConfig, path: Path) -> int:
 
 
 def sliding_context(config: EvalConfig, own: int) -> int:
-    """Context of the sliding window for a model whose own is ``own`` tokens."""
+    """Context of the sliding window for a model with a context of ``own`` tokens."""
     return min(own, config.context or LONGEST_DEFAULT_CONTEXT)
 
 

@@ -1,7 +1,7 @@
 """An engine of ours as a model of lm-evaluation-harness, which has to be installed (``slm[tasks]``).
 
 The harness makes requests of a task's examples and computes its metrics; the model only gives log-likelihoods. Tokens
-are those of the harness's own Hugging Face model: a text begins with the beginning-of-text token where the tokenizer
+are as in the harness's own Hugging Face model: a text begins with the beginning-of-text token where the tokenizer
 adds one by itself, and an empty context is that token, else the end-of-text one.
 
 Tested in tests/slm/evaluate/test_tasks.py.

@@ -174,7 +174,7 @@ class Scorer(Protocol):
         ...
 
     def logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
-        """f32 [last - first, V] logits of each window's scored positions, in order; of its own."""
+        """f32 [last - first, V] logits of each window's scored positions, in order; the model's own."""
         ...
 
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:

@@ -240,7 +240,7 @@ class GGUFScorer:
         return np.concatenate(found)
 
     def _context_for(self, length: int) -> "tuple[Context, Batch]":
-        """A context for windows of ``length``, as many at once as a batch holds, each with cells of its own."""
+        """A context for windows of ``length``, as many at once as a batch holds, each with its own cells."""
         from slm.llama.context import Batch, Context
 
         # A vocabulary of 150,000 would need over a gigabyte for the logits of a whole batch.

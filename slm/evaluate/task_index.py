@@ -80,7 +80,7 @@ def _names_in(text: bytes) -> Iterable[bytes]:
 def _folders(root: Path, index: Mapping[str, Any]) -> dict[str, list[str]]:
     def of(name: str, seen: set[str]) -> set[str]:
         if name in seen or name not in index:
-            return set()  # a task that is written down inside its group has no file of its own
+            return set()  # a task that is written down inside its group has no file
         seen.add(name)
         entry = index[name]
         tops: set[str] = set()

@@ -145,7 +145,7 @@ class Tasks:
         return sum(shares) / len(shares) if shares else None
 
     def shown(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows without those of tasks whose group has its own row."""
+        """The rows without tasks that belong to a group with its own row."""
         groups = {row["task"] for row in rows if row["group"]}
         inside = {leaf for group in groups for leaf in self.leaves(group)}
         return [row for row in rows if row["task"] not in inside]

@@ -32,8 +32,8 @@ POSITIONS = 128
 """Positions of one text at which logits are compared."""
 UNQUANTIZED = ("f32", "f16", "bf16")
 MOST_KL = {False: 1e-3, True: 2e-2}
-"""Mean KL divergence in nats of the file's predictions from the checkpoint's, at most. ``True``: of a quantized file,
-for whose products llama.cpp rounds the inputs to 8 bits, too."""
+"""Mean KL divergence in nats of the file's predictions from the checkpoint's, at most. ``True``: of a quantized file.
+llama.cpp rounds the inputs of its products to 8 bits, too."""
 _SECONDS = 1800
 
 

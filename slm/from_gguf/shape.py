@@ -103,7 +103,7 @@ def _shortest(value: float) -> float:
 
 
 def _is_tied(contents: Contents) -> bool:
-    """Whether the output projection is the embedding: there is none of its own, or it is the same matrix."""
+    """Whether the output projection is the embedding: the file has no separate one, or it is the same matrix."""
     if "output.weight" not in contents.tensors:
         return True
     (_, head), (_, table) = contents.tensors["output.weight"], contents.tensors["token_embd.weight"]

@@ -22,7 +22,7 @@ KEY = "tokenizer.ggml."
 CHAT_TEMPLATE = "tokenizer.chat_template"
 SPACE = "\u2581"
 ADDED_SCORE = -1000.0
-"""The converters give this to tokens that were added to a SentencePiece model. No piece of its own has it."""
+"""The converters' score of tokens that were added to a SentencePiece model. None of the model's pieces has it."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 

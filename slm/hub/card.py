@@ -17,6 +17,7 @@ from slm.runs import Run, checkpoint_step, saved_config
 
 MARK = "<!-- Written by slm publish. Remove this line to keep your changes: the file is then left as it is. -->"
 TAGS = ("slm", "gguf", "llama.cpp")
+"""The last two are of GGUF files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +101,13 @@ def _header(facts: Facts) -> str:
     import yaml
 
     header: dict[str, Any] = {"license": facts.license} if facts.license else {}
-    header |= {"pipeline_tag": "text-generation", "tags": list(TAGS)}
+    tags = [*TAGS[:1], *(TAGS[1:] if facts.ggufs else ()), *(["conversational"] if facts.chat else ())]
+    header |= {"pipeline_tag": "text-generation", "tags": tags}
     if facts.checkpoint:
         header["library_name"] = "transformers"
     if facts.base:
         header["base_model"] = facts.base
+        header["base_model_relation"] = "finetune" if facts.config else "quantized"
     return f"---\n{yaml.safe_dump(header, sort_keys=False).strip()}\n---"
 
 
@@ -135,7 +138,10 @@ def _data(facts: Facts) -> str:
         return ""
     lines = ["## Data", ""]
     for source in data.get("sources") or [data]:
-        origin = source.get("path") or ", ".join(Path(str(each)).name for each in source.get("files") or [])
+        # A card is public: what a person's files are called stays out of it, as out of the exported files.
+        files = len(source.get("files") or [])
+        origin = source.get("path") or (f"{files} file{'' if files == 1 else 's'} of the author's" if files else "")
+        origin = Path(origin).name if str(origin).startswith(("/", "~", ".")) else origin
         subset = f" ({source['subset']})" if source.get("subset") else ""
         name = source.get("name") or source.get("kind")
         lines.append(f"- {name}" + (f": {origin}{subset}" if origin and origin != name else ""))

@@ -174,7 +174,7 @@ class Backward:
         return work.rows.place(d_attended, d_out) if work.rows else d_out, work.wide("wide_d_qkv", d_qkv)
 
     def _add_qkv_gradients(self, attention: Attention, d_qkv: Tensor, h_ND: Tensor) -> None:
-        """Those of queries, keys and values, whose columns of ``d_qkv`` [N, ...] follow one another."""
+        """Add the gradients of queries, keys and values. Their columns of ``d_qkv`` [N, ...] follow one another."""
         column, linears = 0, (attention.q_proj, attention.k_proj, attention.v_proj)
         add_weight_gradients(self._work, "qkv", d_qkv, h_ND, [each.weight for each in linears])
         for linear in linears:

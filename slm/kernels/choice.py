@@ -20,8 +20,8 @@ WORTH_IT = 1.2
 times as fast as that where it was measured (``10m`` in f32, docs/results/training-speed.md)."""
 
 INTEGERS_WORTH_IT = 1.2
-"""Products of integers have to be this many times as fast as those in f32, in the first cache. Less of it is left in a
-step, whose values have to be rounded: 1.3 of 1.5 on a Zen 3."""
+"""Products of integers have to be this many times as fast as those in f32, in the first cache. A step gains
+less, because its values have to be rounded: 1.3 of 1.5 on a Zen 3."""
 
 
 def choose(precision: Precision, *, bits: int = 16) -> tuple[Variant | None, str | None]:

@@ -147,7 +147,7 @@ class Fused:
     @contextmanager
     def observed(self, observe: Observer) -> Iterator[None]:
         """Inside, ``hidden_states`` calls ``observe(weights, x_NI)`` for the input of every matrix of the layers:
-        ``weights`` are the parameters that read ``x_NI`` [N, inputs], whose memory is soon written over."""
+        ``weights`` are the parameters that read ``x_NI`` [N, inputs]. The memory of ``x_NI`` is soon written over."""
         self._forward.observe = observe
         try:
             yield

@@ -22,7 +22,7 @@ from slm.machine.cpp_build import compiler, cpu_flags
 FOLDER = Path(__file__).parent
 COMMON_FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra")
 OF_AVX512 = ("-Wno-maybe-uninitialized",)
-"""GCC 12 warns of its own header of AVX-512, whose functions begin with an undefined vector (GCC's bug 105593)."""
+"""GCC 12 warns of its header for AVX-512: functions there begin with an undefined vector (GCC's bug 105593)."""
 Precision = Literal["bf16", "f32"]
 
 
@@ -154,7 +154,7 @@ def _f32(
 def _vnni(
     name: str, title: str, needs: tuple[str, ...], *, instructions: str, march: str, lanes: int, flag: str
 ) -> list[Variant]:
-    """Those with products of integers: of 8 bits, whose head is computed by the second, and of 16."""
+    """Kernels with products of integers: of 8 bits, with the head computed by the second, and of 16."""
     return [
         _f32(
             f"{name}int{bits}",

@@ -66,7 +66,7 @@ def add_weight_gradient(
 
 
 def add_weight_gradients(work: Workspace, name: str, dy: Tensor, x: Tensor, weights: Sequence[Tensor]) -> None:
-    """The same for layers with one input, whose outputs are columns of dy one after another.
+    """The same for layers with one input. Their outputs are columns of dy one after another.
 
     One product, which lays ``x`` out once, where none is frozen and their gradients lie together.
     """

@@ -280,7 +280,7 @@ class Context:
         return int(self.row(i).argmax())
 
     def logits_all(self, n: int, *, copy: bool = True) -> np.ndarray:
-        """float32 [n, n_vocab]: logits of the last batch, whose ``n`` entries must all have asked for them.
+        """float32 [n, n_vocab]: logits of the last batch. All its ``n`` entries must have asked for them.
 
         ``copy=False`` gives a view that the next ``decode`` overwrites.
         """
@@ -327,7 +327,7 @@ class Context:
         C.llama_memory_seq_cp(self._memory, src, dst, p0, p1)
 
     def seq_state(self, seq_id: int, *, partial: bool = False) -> bytes:
-        """A sequence's keys and values, for ``set_seq_state`` of a context whose model has the same layers.
+        """A sequence's keys and values, for ``set_seq_state`` of a context with a model of the same layers.
         ``partial``: only what cannot be cut back: a recurrent state, or the keys and values of a window."""
         self._check_seq(seq_id)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE

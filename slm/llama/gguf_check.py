@@ -225,7 +225,7 @@ def read_header(path: str | Path) -> GgufHeader:
 
 
 def read_arrays(path: str | Path, prefix: str = "") -> tuple[GgufHeader, dict[str, list[Any]]]:
-    """The checked header, and the arrays among the metadata whose keys begin with ``prefix``, element by element."""
+    """The checked header, and the metadata's arrays with keys that begin with ``prefix``, element by element."""
     return _read(path, prefix)
 
 
@@ -256,7 +256,7 @@ def _read(path: str | Path, prefix: str | None = None) -> tuple[GgufHeader, dict
 
 
 def parts(path: Path, header: GgufHeader) -> list[Path]:
-    """The files of a model whose first is ``path``, with that file's header: one, or as many as it was split into.
+    """The files of a model from its first, ``path``, with that file's ``header``: one, or as many as it was split into.
 
     ``UserError`` where it is not the first, and where another is not next to it.
     """
@@ -295,7 +295,7 @@ def _other_kind(start: bytes) -> str | None:
 
 
 def _parse(reader: _Reader, prefix: str | None = None) -> tuple[GgufHeader, dict[str, list[Any]]]:
-    """``prefix``: of the arrays' keys whose elements are wanted."""
+    """``prefix``: the elements of arrays with such keys are wanted."""
     magic = bytes(reader.view[:4])
     if magic != b"GGUF":
         raise _DamagedError(f"it starts with {magic!r} rather than b'GGUF'")

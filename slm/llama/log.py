@@ -19,8 +19,8 @@ _ERROR, _CONTINUED = 4, 5
 
 
 class _Level(ctypes.c_int):
-    """A line's level. ctypes makes a new object for each line because this is a subclass, so that every line is a
-    key of its own."""
+    """A line's level. ctypes makes a new object for each line because this is a subclass, so that every line is
+    another key."""
 
     __hash__ = object.__hash__  # ctypes' numbers have none
 

@@ -43,8 +43,9 @@ _CONTROL_BYTE = b"\xff"
 """llguidance's mark in front of the name of a control token; no UTF-8 text holds it."""
 
 _NOT_WITH_AMX = ("lfm2", "lfm2moe")
-"""Architectures whose short convolutions multiply one matrix with several sequences as a third dimension. llama.cpp's
-AMX products get that wrong: the logits are garbage (seen with q4_k_m), or an assertion ends the process (f16)."""
+"""Architectures with short convolutions that multiply one matrix with several sequences as a third dimension.
+llama.cpp's AMX products get that wrong: the logits are garbage (seen with q4_k_m), or an assertion ends the process
+(f16)."""
 
 
 class Model:

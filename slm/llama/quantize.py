@@ -20,7 +20,7 @@ from slm.machine.crash_guard import doing
 from slm.machine.hardware import n_threads as default_threads
 
 IGNORE_IMATRIX = ("q8_0",)
-"""Types whose files are the same with an importance matrix and without (ggml's ``quantize_q8_0`` reads none)."""
+"""Types with the same file with an importance matrix and without (ggml's ``quantize_q8_0`` reads none)."""
 _ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
 
 

@@ -186,7 +186,7 @@ class Sampler:
     def sample(self, context: Context, i: int, mask: np.ndarray | None = None) -> int:
         """Picks a token from the logits of the last batch's ``i``-th entry and lets the chain remember it.
 
-        ``mask``: uint32, a bit for each token, the lowest first; only tokens whose bits are set are picked. Raises
+        ``mask``: uint32, a bit for each token, the lowest first; only tokens with a set bit are picked. Raises
         ``GrammarDeadEndError`` where none is left, ``LlamaError`` for logits that are not numbers.
         """
         self._check_open()
@@ -262,7 +262,7 @@ class Sampler:
 
 
 def allowed(mask: np.ndarray, n_vocab: int) -> np.ndarray:
-    """Ids of the tokens whose bits are set in a mask."""
+    """Ids of the tokens with a set bit in a mask."""
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:n_vocab])
 
 

@@ -1,7 +1,7 @@
 """llama.cpp's AMX tiles in a process in which others use tiles, too.
 
 llama.cpp sets a thread's tiles once, and relies on them from then on (ggml's amx/mmq.cpp). PyTorch's bf16 products
-(oneDNN) set tiles of their own in the same threads and release them, after which llama.cpp's next quantized product is
+(oneDNN) set other tiles in the same threads and release them. After this, llama.cpp's next quantized product is
 an illegal instruction. So the tiles are kept after each batch, and set again before the next one (tiles.cpp).
 """
 

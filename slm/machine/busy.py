@@ -1,6 +1,7 @@
 """Whether other programs used this machine's cores during a measurement, so that its figures can be marked."""
 
 import os
+from collections.abc import Sequence
 
 from slm.machine.free_cores import FreeCores
 
@@ -9,10 +10,11 @@ BUSY = 0.1
 
 
 class Others:
-    """Counts from its making on what other programs take. Child processes count as this one's once they have ended."""
+    """Counts from its making on what other programs take. Child processes count as this one's once they have ended;
+    running ones if ``own`` has their ids."""
 
-    def __init__(self) -> None:
-        self._cores = FreeCores()
+    def __init__(self, own: Sequence[int] = ()) -> None:
+        self._cores = FreeCores(own)
         affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         self._count = len(affinity)
 

@@ -9,9 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from time import monotonic
 from typing import TypeVar
 
 import slm
@@ -19,17 +19,55 @@ import slm
 Result = TypeVar("Result")
 
 
+_WAITING_S = 15.0
+
+
 class DiedError(Exception):
     """The process ended without an answer: killed, for want of memory say, or crashed."""
 
 
-def in_fresh_process(function: Callable[..., Result], *arguments: object) -> Result:
-    """``function(*arguments)``, computed there; its exceptions are raised here. DiedError where there is no answer."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(function, *arguments).result()
-        except BrokenProcessPool:
-            raise DiedError(f"the process of {function.__name__} was killed or crashed") from None
+def in_fresh_process(
+    function: Callable[..., Result], *arguments: object, waiting: Callable[[int, float], None] | None = None
+) -> Result:
+    """``function(*arguments)``, computed there; its exceptions are raised here. DiedError where there is no answer.
+
+    The process is killed if the caller is interrupted: it may be in native code for long, or still importing.
+    ``waiting``: called at the start, and every ``_WAITING_S`` seconds without an answer, with the process's id and the
+    seconds so far.
+    """
+    context = get_context("spawn")
+    reads, writes = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(writes, function, arguments))
+    process.start()
+    writes.close()
+    began = monotonic()
+    try:
+        while waiting:
+            assert process.pid is not None
+            waiting(process.pid, monotonic() - began)
+            if reads.poll(_WAITING_S):
+                break
+        returned, value = reads.recv()
+    except EOFError:
+        raise DiedError(f"the process of {function.__name__} was killed or crashed") from None
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+        reads.close()
+    if not returned:
+        raise value
+    return value
+
+
+def _answer(writes: Connection, function: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    """Send (whether ``function`` returned, its result or its exception)."""
+    try:
+        answer = True, function(*arguments)
+    except Exception as error:
+        answer = False, error
+    writes.send(answer)
 
 
 _TRIAL_S = 120

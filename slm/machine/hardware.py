@@ -132,6 +132,10 @@ def recent_peak_rss_bytes() -> int:
     return peak_rss_bytes()
 
 
+_MAPPED = 1 << 22
+"""Bytes; glibc's own threshold moves up to 32 MiB with what is freed, and blocks below it leave holes in the heap."""
+
+
 def keep_freed_memory() -> bool:
     """Tell glibc to keep big blocks instead of handing each back to the kernel. True where that took effect.
 
@@ -154,6 +158,15 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError):  # not glibc
         return False
     return all(done)
+
+
+def give_back_freed_memory() -> None:
+    """Tell glibc to hand every block above ``_MAPPED`` back to the kernel when it is freed: for runs in which memory
+    counts for more than page faults. Call before the first large allocation, and without ``keep_freed_memory``."""
+    if sys.platform == "linux":
+        m_mmap_threshold = -3  # malloc.h
+        with contextlib.suppress(OSError, AttributeError):  # not glibc
+            ctypes.CDLL("libc.so.6").mallopt(m_mmap_threshold, _MAPPED)
 
 
 def _huge_pages(libc: ctypes.CDLL) -> None:

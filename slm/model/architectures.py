@@ -26,7 +26,8 @@ class Traits:
     hf_type: str
     """``model_type`` in config.json."""
     hf_aliases: tuple[str, ...] = ()
-    """Classes that compute the same; their checkpoints are read as this one."""
+    """Classes that compute the same, some with joined matrices (``foreign/joined.py``); their checkpoints are read as
+    this one."""
     head_dim: int | None = None
     """``head_dim`` where config.json has none; None: hidden_size / num_attention_heads."""
     tied: bool = False
@@ -65,7 +66,10 @@ class Traits:
 
 TRAITS: dict[Architecture, Traits] = {
     "llama": Traits(
-        hf_class="LlamaForCausalLM", hf_type="llama", hf_aliases=("MistralForCausalLM",), interleaved_heads=True
+        hf_class="LlamaForCausalLM",
+        hf_type="llama",
+        hf_aliases=("MistralForCausalLM", "Phi3ForCausalLM"),
+        interleaved_heads=True,
     ),
     "qwen2": Traits(hf_class="Qwen2ForCausalLM", hf_type="qwen2", qkv_bias=True),
     "qwen3": Traits(hf_class="Qwen3ForCausalLM", hf_type="qwen3", head_dim=128, qk_norm=True),
@@ -91,7 +95,13 @@ TRAITS: dict[Architecture, Traits] = {
         final_norm="embedding_norm",
     ),
     "smollm3": Traits(hf_class="SmolLM3ForCausalLM", hf_type="smollm3", tied=True, nope=True, interleaved_heads=True),
-    "granite": Traits(hf_class="GraniteForCausalLM", hf_type="granite", multipliers=True, interleaved_heads=True),
+    "granite": Traits(
+        hf_class="GraniteForCausalLM",
+        hf_type="granite",
+        hf_aliases=("GraniteMoeHybridForCausalLM",),
+        multipliers=True,
+        interleaved_heads=True,
+    ),
     "exaone4": Traits(hf_class="Exaone4ForCausalLM", hf_type="exaone4", qk_norm=True, pre_norms=False, post_norms=True),
     "olmo2": Traits(
         hf_class="Olmo2ForCausalLM", hf_type="olmo2", qk_norm=True, wide_qk_norm=True, pre_norms=False, post_norms=True
@@ -102,9 +112,7 @@ LEFT_OUT = {
     "Gemma2ForCausalLM": "it caps attention's logits and the head's (soft-capping), which the training kernels do not",
     "Gemma4ForConditionalGeneration": "it has an embedding for each layer, and layers that share keys and values",
     "Gemma4ForCausalLM": "it has an embedding for each layer, and layers that share keys and values",
-    "GraniteMoeHybridForCausalLM": "its matrices are joined, and larger ones of its kind have Mamba layers",
     "Olmo3ForCausalLM": "it has sliding windows besides what an OLMo 2 has",
-    "Phi3ForCausalLM": "its matrices are joined, and its RoPE has two tables (LongRoPE) or rotates some values only",
     "Qwen3_5ForCausalLM": "three of four of its layers have a gated delta rule in place of attention",
     "Qwen3_5ForConditionalGeneration": "three of four of its layers have a gated delta rule in place of attention",
     "Qwen3NextForCausalLM": "three of four of its layers have a gated delta rule in place of attention",

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slm.data.errors import UserError
 from slm.data.storage import fsync
+from slm.data.wrong_download import wrong_download
 from slm.model import lora
 from slm.model.config import ModelConfig
 from slm.model.layers.held import computed, held_of
@@ -48,13 +49,15 @@ def load_config(directory: str | Path) -> ModelConfig:
     """The model's shape from ``config.json``; untied where a head is stored that is not the embedding."""
     path = Path(directory) / "config.json"
     try:
-        config = ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8")))
+        config = ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise UserError(
             f"{path} does not exist: {directory} is not a model directory; give the folder that config.json and "
             f"{WEIGHTS} are in"
         ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        if found := wrong_download(path.read_bytes()[:256]):
+            raise UserError(f"{path} {found}") from None
         raise UserError(f"{path} is not valid JSON: {error}; download or save it again") from None
     except KeyError as error:
         raise UserError(
@@ -95,13 +98,20 @@ def check_complete(own: Mapping[str, Tensor], found: Set[str], where: str) -> No
 
 
 def check_tensor(own: Mapping[str, Tensor], name: str, tensor: Tensor, *, arch: str, where: str) -> None:
-    """UserError for a tensor that is not one of the model's ``own``, or has another shape."""
+    """UserError for a tensor that is not one of the model's ``own``, has another shape, or holds values that are not
+    finite."""
     if name not in own:
         raise UserError(f"{where} holds the tensor {name}, which a {arch} model does not have; {_TOGETHER}")
     if own[name].shape != tensor.shape:
         raise UserError(
             f"{where}: tensor {name} has shape {tuple(tensor.shape)}, but config.json calls for "
             f"{tuple(own[name].shape)}; {_TOGETHER}"
+        )
+    if tensor.numel() and not all(map(torch.isfinite, torch.aminmax(tensor))):  # NaN is the least of its tensor, too
+        count = int((~torch.isfinite(tensor)).sum())
+        raise UserError(
+            f"{where}: tensor {name} holds {count:,} values that are no finite numbers, and with them every prediction "
+            "would be none: download the model again, or take an earlier checkpoint of its training"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT, TRAITS, Architecture, Traits, known_classes
 from slm.model.foreign.config_values import MULTIPLIERS, cleaned
+from slm.model.foreign.joined import as_plain
 from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
@@ -308,9 +309,13 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: dict[str, Any]) -> "ModelConfig":
         """Read a ``config.json`` of transformers 4 or 5. UserError for what this model cannot compute."""
-        config = cleaned(config)
+        unnamed = isinstance(config, dict) and not config.get("architectures")
+        config = as_plain(cleaned(config))
         name = (config["architectures"] or [None])[0]
         arch = next((arch for arch, traits in TRAITS.items() if name in (traits.hf_class, *traits.hf_aliases)), None)
+        if arch is None:  # saved without a class, or by the one without a head
+            kind = next((arch for arch, traits in TRAITS.items() if config.get("model_type") == traits.hf_type), None)
+            arch = kind if unnamed or (kind and name == TRAITS[kind].hf_class.replace("ForCausalLM", "Model")) else None
         if arch is None:
             reason = f" ({LEFT_OUT[name]})" if name in LEFT_OUT else ""
             raise UserError(

@@ -6,7 +6,6 @@ Shape suffixes: B texts, T positions, V vocabulary.
 from collections.abc import Collection, Sequence
 
 import torch
-import torch.nn.functional as F
 
 from slm.model.transformer import LanguageModel
 
@@ -105,7 +104,7 @@ def continue_many(
     cache = model.new_cache()
     while rows:
         last_BD = model.hidden_states(ids_BT, cache, starts_BT)[:, -1]
-        chosen = F.linear(last_BD, model.head_weight_VD).argmax(-1).tolist()
+        chosen = model.logits(last_BD).argmax(-1).tolist()
         for row, token in zip(rows, chosen, strict=True):
             new[row].append(token)
         on = [at for at, row in enumerate(rows) if chosen[at] not in stop_ids and len(new[row]) < room[row]]

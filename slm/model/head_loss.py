@@ -32,7 +32,7 @@ class HeadPass:
     """``soften(dlogits_RV, losses_R, rows)`` changes the gradient of some rows in place. It gets weight * (softmax -
     one-hot), zeros where not scored, and each target's cross-entropy, nats."""
     words: Tensor | None = None
-    """The ids whose logits exist, int64 [V], each once; targets are then places among them. None: all of the
+    """The ids with logits, int64 [V], each once; targets are then places among them. None: all of the
     vocabulary."""
     offsets: Tensor | None = None
     """What every position's logits grow by before the softmax, f32 [V]."""

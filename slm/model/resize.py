@@ -34,7 +34,7 @@ def with_rows(table_VD: Tensor, rows: int) -> Tensor:
 
 
 def spread_rows(table_VD: Tensor, new: range) -> None:
-    """Move the rows of ``new`` ids apart in place: the mean of the old rows, plus noise of their own deviation.
+    """Move the rows of ``new`` ids apart in place: the mean of the old rows, plus noise with the old rows' deviation.
 
     For a table that stays as it is in training: there, equal rows could never be told apart. The same table and ids
     give the same rows, so that adapters trained from one model fit each other's base.
@@ -47,7 +47,7 @@ def spread_rows(table_VD: Tensor, new: range) -> None:
 def load_model(directory: str | Path, shape: ModelConfig, *, spread: range = range(0)) -> LanguageModel:
     """The model in ``directory`` as ``shape``, which differs from its own in the vocabulary's rows at most.
 
-    ``spread``: ids that are new in the tokenizer, whose rows are moved apart.
+    ``spread``: ids that are new in the tokenizer. Their rows are moved apart.
     """
     weights = checkpoint.load_weights(directory)
     for name in TABLES:

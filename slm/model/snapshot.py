@@ -177,7 +177,7 @@ class Snapshot:
             while entry.read < entry.nbytes:
                 with self._lock:
                     start = entry.read - entry.base
-                    # NumPy: torch's copy would give this thread a team of workers of its own.
+                    # NumPy: torch's copy would start another team of workers for this thread.
                     piece = entry.bytes[start : start + PIECE_BYTES].numpy()
                     np.copyto(staging[: len(piece)], piece)
                     if entry.live:

@@ -1,5 +1,9 @@
 """A checkpoint's special tokens: their ids, and which are added to a text by default. Export and scoring ask here."""
 
+import codecs
+import contextlib
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,8 @@ from slm.data.tokenizers.make import load_tokenizer
 _IDS = ("bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom")
 """Those for which GGUF has a key."""
 _ADDED = ("bos", "eos", "sep")
+_SMALL = 1 << 28
+"""Bytes; no JSON of a tokenizer has more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,22 @@ class SpecialTokens:
         return self.ids.get("bos", self.ids.get("eos"))
 
 
+@contextlib.contextmanager
+def _without_marks(directory: Path) -> Iterator[Path]:
+    """The directory; where JSON in it begins with a byte order mark, which gguf's reader refuses, a copy of the
+    tokenizer's files without."""
+    files = {path: path.read_bytes() for path in directory.glob("*.json") if path.stat().st_size < _SMALL}
+    if not any(content.startswith(codecs.BOM_UTF8) for content in files.values()):
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="slm-tokenizer-") as folder:
+        for path, content in files.items():
+            (Path(folder) / path.name).write_bytes(content.removeprefix(codecs.BOM_UTF8))
+        for path in directory.glob("*.jinja"):
+            (Path(folder) / path.name).write_bytes(path.read_bytes())
+        yield Path(folder)
+
+
 def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
     """Read a model directory the way llama.cpp's converter does; ids from ``vocab_size`` up are left out.
 
@@ -57,7 +79,8 @@ def read_special_tokens(directory: Path, vocab_size: int) -> SpecialTokens:
                 super()._set_special_token(typ, tid)
 
     try:
-        special = Special(directory, load_merges=False, n_vocab=vocab_size)
+        with _without_marks(directory) as folder:
+            special = Special(folder, load_merges=False, n_vocab=vocab_size)
     except (ValueError, TypeError, AttributeError) as error:
         raise UserError(
             f"the tokenizer's files in {directory} cannot be read ({one_line(error)}): copy them again"

@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,13 +23,17 @@ from torch import Tensor
 from slm.data.errors import UserError, one_line
 from slm.data.wrong_download import wrong_download
 from slm.model.config import quantized_message
+from slm.model.foreign.joined import is_joined, parted
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+_PART = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-_PREFIXES = ("_orig_mod.", "module.", "base_model.model.")
-"""Prefixes of torch.compile, DistributedDataParallel and PEFT."""
+_PREFIXES = ("_orig_mod.", "module.", "base_model.model.", "language_model.")
+"""Prefixes of torch.compile, DistributedDataParallel and PEFT, and of the text model in one that sees."""
+_INNER = "model.language_model."
+"""How such a text model's names begin otherwise, but for the head's."""
 _QUANTIZED = {
     ".absmax": "bitsandbytes",
     ".quant_state.bitsandbytes__nf4": "bitsandbytes",
@@ -42,7 +47,7 @@ _QUANTIZED = {
 
 
 def load_weights(directory: str | Path) -> dict[str, Tensor]:
-    """Every tensor of the model by its Hugging Face name, as stored.
+    """Every tensor of the model by its Hugging Face name, as stored; joined matrices as their parts.
 
     A ``.bin`` file is read as tensors alone: no code in it is run. Raises UserError where there are no weights, a file
     is damaged, and for a quantized checkpoint.
@@ -53,13 +58,17 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
     for name, tensor in weights.items():
         _check(name, tensor, directory)
     names = plain_names(weights, str(directory))
-    return {names[name]: tensor for name, tensor in weights.items()}
+    found = {names[name]: tensor for name, tensor in weights.items()}
+    if is_joined(found):
+        _say(f"note: {directory}: its matrices that are joined are read as their parts (q_proj, k_proj and so on)")
+        return parted(found)
+    return found
 
 
 def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, Tensor]]:
     """``load_weights`` one tensor at a time, each given up before the next; of a ``tied`` model the one table.
 
-    A ``.bin`` is read whole.
+    A ``.bin``, and a model with joined matrices, are read whole.
     """
     if (places := stored_places(directory, tied=tied)) is None:
         weights = load_weights(directory)
@@ -73,7 +82,7 @@ def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, 
 
 def stored_places(directory: str | Path, *, tied: bool) -> dict[str, tuple[Path, str]] | None:
     """By a tensor's name, the safetensors file that holds it and its name there; of a ``tied`` model the one table.
-    None where the weights are a ``.bin``."""
+    None where the weights are a ``.bin``, or joined."""
     files = _weight_files(Path(directory))
     if files[0].suffix != ".safetensors":
         return None
@@ -82,6 +91,8 @@ def stored_places(directory: str | Path, *, tied: bool) -> dict[str, tuple[Path,
         with _opened(path) as file:
             places |= dict.fromkeys(file.keys(), path)
     names = plain_names(places, str(directory))
+    if is_joined(names.values()):
+        return None
     found = {}
     for each, path in places.items():
         name = names[each]
@@ -166,6 +177,10 @@ def plain_names(names: Iterable[str], where: str) -> dict[str, str]:
             found = {stored: name.removeprefix(prefix) for stored, name in found.items()}
             if where:
                 _say(f"note: {where}: the names of its tensors begin with {prefix!r}, which is left out")
+    if found and all(name.startswith(_INNER) or name == HEAD for name in found.values()):
+        found = {stored: name.replace(_INNER, "model.", 1) for stored, name in found.items()}
+        if where:
+            _say(f"note: {where}: the names of its tensors begin with {_INNER!r}, which is read as 'model.'")
     if "embed_tokens.weight" in found.values():  # the model was saved without its head, and without its outer name
         found = {stored: name if name == HEAD else f"model.{name}" for stored, name in found.items()}
     return found
@@ -238,6 +253,19 @@ def _weight_files(directory: Path) -> list[Path]:
             return [directory / single]
         if (directory / index).is_file():
             return _shards(directory, index)
+    if shards := _shards_without_index(directory):
+        return shards
+    others = sorted(path.name for path in directory.glob("*.safetensors") if not path.name.startswith("adapter_"))
+    if len(others) == 1:
+        raise UserError(
+            f"{directory} holds {others[0]} and no {WEIGHTS}: if these are the model's weights, rename the file to "
+            f"{WEIGHTS}"
+        )
+    if others:
+        raise UserError(
+            f"{directory} holds {', '.join(others[:3])} and neither {WEIGHTS} nor {INDEX}: download the model again, "
+            "whole"
+        )
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
     if others:
         raise UserError(
@@ -252,6 +280,15 @@ def _weight_files(directory: Path) -> list[Path]:
         f"{directory} holds no {WEIGHTS}: name the folder that it is in, or download the model again if it is not "
         "complete"
     )
+
+
+def _shards_without_index(directory: Path) -> list[Path]:
+    """All parts of the weights where they are there and their index is not; else none."""
+    found = {path: match for path in directory.glob("model-*.safetensors") if (match := _PART.fullmatch(path.name))}
+    counts = {int(match[2]) for match in found.values()}
+    if len(counts) != 1 or {int(match[1]) for match in found.values()} != set(range(1, 1 + next(iter(counts)))):
+        return []
+    return sorted(found)
 
 
 def _shards(directory: Path, index: str) -> list[Path]:

@@ -9,14 +9,13 @@ Shape suffixes: B batch, T positions of this call, D model width, E values per h
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
 from slm.model.initialization import CLASSIC, initialize
-from slm.model.layers.held import whole
+from slm.model.layers.held import product, whole
 from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
 from slm.model.layers.lfm2 import Lfm2Layer
 from slm.model.rope import attention_factor, rope_frequencies
@@ -120,7 +119,11 @@ class LanguageModel(nn.Module):
 
     def forward(self, ids_BT: Tensor, cache: list[LayerCache] | None = None, starts_BT: Tensor | None = None) -> Tensor:
         """Next-token logits [B, T, V], f32, of token ids [B, T] (int64)."""
-        return F.linear(self.hidden_states(ids_BT, cache, starts_BT), self.head_weight_VD).float()
+        return self.logits(self.hidden_states(ids_BT, cache, starts_BT)).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of final hidden states [..., D]."""
+        return product(hidden, self.head)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""

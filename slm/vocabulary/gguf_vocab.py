@@ -356,6 +356,6 @@ def _looks_special(text: str) -> bool:
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}); copy the tokenizer's files again") from error

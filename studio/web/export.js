@@ -9,8 +9,8 @@ const GOALS = [
   ["balanced", "balanced", "Q4_K_M: a third of the size of 16 bits, and nearly the same text"],
   ["smallest", "smallest", "as small as it may be with at most 4 % more loss: each tensor's type is chosen"],
   ["best", "best", "Q8_0: as good as the model itself"],
-  ["size", "at most so many MB", ""],
-  ["speed", "at least so many tokens a second", "measured on this machine"],
+  ["size", "at most … MB", ""],
+  ["speed", "at least … tokens a second", "measured on this machine"],
 ];
 
 const percent = (value) => (value === null || value === undefined ? "" : `${value >= 0 ? "+" : ""}${(100 * value).toFixed(2)} %`);

@@ -29,13 +29,14 @@ def test_it_loads_alone_and_tells_about_the_model(page, server):
 def test_a_chat_streams_and_shows_its_figures(page, server):
     page.open(server.url + "/")
     page.run(
-        "window.sizes = new Set(); new MutationObserver(() => sizes.add(document.querySelector('#output')"
-        ".textContent.length)).observe(document.querySelector('#output'), {childList: true, subtree: true})"
+        f"window.lengths = new Set(); new MutationObserver(() => lengths.add({REPLY}?.textContent.length || 0))"
+        ".observe(document.querySelector('#output'), {childList: true, characterData: true, subtree: true})"
     )
-    ask(page, "hello", max_tokens=900)
+    ask(page, "hello", max_tokens=240)
     assert page.text(".user .text") == "hello"
     finished(page)
-    assert page.run("sizes.size") > 5, "the reply came in one piece"
+    # None, some of it, all of it; how many in between is up to how often a busy machine paints.
+    assert page.run("lengths.size") > 3, "the reply came in one piece"
     figures = page.text("#figures")
     for part in ("tokens", "first after", "tokens/s", "prompt", "ended at max tokens"):
         assert part in figures
@@ -447,7 +448,7 @@ def test_hints_fit_the_device_and_the_colours(page, server):
     assert not page.run(f"({shown})('{keys}')")
     assert not page.run(f"({shown})('.keys')")
     assert page.run(f"({shown})('{tap}')")
-    # The legend's classes are those of the tokens, each more opaque than the one before.
+    # The legend has the tokens' classes, each more opaque than the one before.
     for scheme in ("light", "dark"):
         page.scheme(scheme)
         alphas = page.run(
@@ -521,7 +522,7 @@ AT_ONCE = """(() => {
   window.fetch = (path, options) => {
     if (!path.endsWith("/chat/completions")) return real(path, options);
     const pull = async (stream) => {
-      const door = new MessageChannel(); // a task of its own, as what comes from a network
+      const door = new MessageChannel(); // a separate task, as what comes from a network
       await new Promise((go) => { door.port1.onmessage = go; door.port2.postMessage(0); });
       if (parts.length) stream.enqueue(new TextEncoder().encode(parts.shift()));
       else stream.close();

@@ -155,7 +155,7 @@ def test_a_run(page, screen):
 def test_export_and_queue(page, screen):
     screen("export", "export?model=runs/notes", ".chart .point", "article")
     page.click("summary:has-text('Use it')")
-    page.click("label:has-text('at most so many MB')")
+    page.click("label:has-text('at most … MB')")
     screen("export-size", "export?model=runs/notes", "input[type=number]", ".command")
     screen("queue", "queue", "h2:has-text('Ended')", "h2:has-text('Waiting')")
 

@@ -39,7 +39,7 @@ def test_versions_of_messages_and_replies(page, server):
     assert page.run("document.activeElement.ariaLabel") == "Next version"
     page.press("Enter")
     assert page.run(TEXTS) == again
-    # Another version of the first message has a continuation of its own.
+    # Another version of the first message has another continuation.
     page.click(".turn.user >> nth=0 >> text=Edit")
     page.tab.keyboard.press("Control+A")
     page.type("uno")

@@ -50,5 +50,5 @@ def test_the_page_makes_the_model_with_commands_that_exist():
     download, export, serve, _ = commands("json_extractor/README.md")
     assert shlex.split(download)[:2] == [".venv/bin/hf", "download"]
     folder = shlex.split(download)[-1]
-    assert f"RUN={folder} " in export
+    assert f"MODEL={folder} " in export
     assert serve == f"make serve MODEL={folder}"

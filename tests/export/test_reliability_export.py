@@ -1,4 +1,4 @@
-"""Full disks, kills and false files, against the command. Numbers are those of the reliability list
+"""Full disks, kills and false files, against the command. Numbers refer to the reliability list
 (docs/results/serving-reliability.md)."""
 
 import contextlib
@@ -28,7 +28,7 @@ def start(tmp_path):
 
 @contextlib.contextmanager
 def small_disk(folder: Path, megabytes: int):
-    """A file system of its own; skips where this user cannot mount one."""
+    """A separate file system; skips where this user cannot mount one."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "slm-test", str(folder)]
     try:

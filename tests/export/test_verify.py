@@ -62,7 +62,7 @@ def test_damaged_and_missing_files(run):
     missing, line = done.stderr.splitlines()
     assert missing.startswith(f"{run / 'gguf' / 'imatrix.gguf'} is missing")
     assert line.startswith(f"{damaged} is damaged: its SHA-256 is ")
-    assert line.endswith(f"make export RUN={run} QUANT=f32")
+    assert line.endswith(f"make export MODEL={run} QUANT=f32")
     assert "Q4_K_M.gguf: as exported" in done.stdout
     assert "2 of 3 files" in done.stdout
 
@@ -70,7 +70,7 @@ def test_damaged_and_missing_files(run):
 def test_a_record_without_sums_is_one_line(tmp_path):
     run = exported_run(tmp_path / "old", exported_at=3, trained_to=3)
     (run / "gguf" / "export.json").write_text('{"files": []}')
-    with pytest.raises(UserError, match=r"holds no SHA-256 .* make export RUN=\S*old QUANT=q4_k_m$"):
+    with pytest.raises(UserError, match=r"holds no SHA-256 .* make export MODEL=\S*old QUANT=q4_k_m$"):
         main([f"run={run}"])
     with pytest.raises(UserError, match="does not exist"):
         main([f"run={tmp_path / 'none'}"])

@@ -21,7 +21,7 @@ TIMEOUT_S = 15
 
 
 class Page:
-    """One tab in a profile of its own. ``tab`` is Playwright's page, for what is not worth a method here."""
+    """One tab in a separate profile. ``tab`` is Playwright's page, for what is not worth a method here."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser

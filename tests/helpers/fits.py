@@ -1,17 +1,22 @@
 """Whether a text fits a grammar as the engine reads it, character by character."""
 
+import re
 from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from slm.serve.grammar.work import LIMITS, deep_thread
+from slm.serve.tools.call_form import NAMED
+
+CONTROLS = tuple(dict.fromkeys(each for _, form in NAMED for each in form.controls))
+"""The control tokens of tool calls."""
 
 
 class _Bytes:
-    """A vocabulary of single bytes."""
+    """A vocabulary of single bytes and of control tokens."""
 
-    eos_token_id, bos_token_id, special_token_ids = 256, None, (256,)
-    tokens = (*(bytes([i]) for i in range(255)), b"\xff\xff", b"\xff<end>")
+    eos_token_id, bos_token_id, special_token_ids = 256, None, tuple(range(256, 257 + len(CONTROLS)))
+    tokens = (*(bytes([i]) for i in range(255)), b"\xff\xff", b"\xff<end>", *(b"\xff" + c.encode() for c in CONTROLS))
 
     def __call__(self, text):
         return list(text.encode() if isinstance(text, str) else text)
@@ -36,10 +41,13 @@ def matcher(grammar):
     return made
 
 
-def fits(grammar, text):
-    """Whether ``text`` is whole in ``grammar``."""
+def fits(grammar, text, controls=()):
+    """Whether ``text`` is whole in ``grammar``, with the names of ``controls`` as tokens."""
     made = matcher(grammar)
-    raw = list(text.encode())
+    parts = re.split(f"({'|'.join(map(re.escape, controls))})", text) if controls else [text]
+    raw = []
+    for part in parts:
+        raw += [257 + CONTROLS.index(part)] if part in controls else list(part.encode())
     return made.try_consume_tokens(raw) == len(raw) and made.is_accepting()
 
 

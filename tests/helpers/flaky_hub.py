@@ -1,4 +1,4 @@
-"""A Hugging Face Hub of one data set on this machine, which fails as often as it is told to.
+"""A Hugging Face Hub of one data set on this machine, which fails a given number of times.
 
 It speaks what ``datasets`` and ``huggingface_hub`` ask a Hub for to stream files: the commit, the list of files, and
 ranges of their bytes.
@@ -23,7 +23,7 @@ class FlakyHub(LocalHub):
 
     With the probability ``failing`` (a tenth of it for answers that are not text) an outage begins: up to 12 answers
     one after the other fail, each by a 503, a connection closed without an answer, or a body that breaks off in the
-    middle. That is longer than the libraries' own retries last. Only ``/`` is always there: a Hub that cannot be
+    middle, longer than the libraries' own retries last. Only ``/`` is always there: a Hub that cannot be
     reached when a run starts is another matter.
     """
 

@@ -1,9 +1,11 @@
 """What a token costs with a grammar against plain text, in rounds in turn.
 
-``python -m tests.helpers.json_mode_speed MODEL [ROUNDS] [TOKENS] [KINDS]`` prints, for some numbers of clients, the
-ratio of the time per token: by the clock, of the thread that decodes, and of the process with those that compute masks.
-A single thread computes, so that the last two mean something on a busy machine. MODEL is a GGUF file with weights, or
-one with a vocabulary alone: that gets random weights of a small shape.
+``python -m tests.helpers.json_mode_speed MODEL [rounds=5] [tokens=32] [threads=1] [clients=1,4,16] [KIND ...]``
+
+prints, for each number of clients, the ratio of the time per token: by the clock, of the thread that decodes, and of
+the process with those that compute masks. With a single computing thread the last two mean something on a busy machine;
+with a thread per core (``threads=0``) the first does on a quiet one. MODEL is a GGUF file with weights, or one with a
+vocabulary alone: that gets random weights of a small shape.
 """
 
 import itertools
@@ -81,20 +83,22 @@ class Rounds:
         return tuple((b - a) / made for a, b in zip(began, ended, strict=True))
 
 
-def main(model: str, rounds: str = "5", n_tokens: str = "32", *kinds: str) -> None:
-    path, kinds = Path(model), kinds or tuple(KINDS)
+def main(model: str, *words: str) -> None:
+    given = dict(word.split("=") for word in words if "=" in word)
+    rounds, n_tokens, threads = (int(given.get(*each)) for each in (("rounds", 5), ("tokens", 32), ("threads", 1)))
+    path, kinds = Path(model), tuple(word for word in words if "=" not in word) or tuple(KINDS)
     with tempfile.TemporaryDirectory() as folder:
         if not gguf.GGUFReader(path).tensors:
             path = with_weights(path, Path(folder) / "random.gguf")
-        engine = Engine(EngineConfig(model_path=path, slots=16, context=512, threads=1))
+        engine = Engine(EngineConfig(model_path=path, slots=16, context=512, threads=threads))
         try:
             print(f"{engine.info.n_vocab} ids")
-            asked = Rounds(engine, int(n_tokens))
-            for n in (1, 4, 16):
+            asked = Rounds(engine, n_tokens)
+            for n in map(int, given.get("clients", "1,4,16").split(",")):
                 for kind in kinds:
                     asked.run(kind, n)
                 found = {kind: [] for kind in kinds}
-                for i in range(int(rounds)):
+                for i in range(rounds):
                     for kind in kinds if i % 2 else reversed(kinds):
                         found[kind].append(asked.run(kind, n))
                 plain = found.pop("plain")

@@ -82,7 +82,7 @@ def _vocabulary() -> list[tuple[str, float, gguf.TokenType]]:
 
 
 def _write(path: Path, pieces: list, *, fim: bool = False, n_files: int = 0) -> None:
-    """``n_files``: in so many parts; the path is then that of none."""
+    """``n_files``: the number of parts; the path is then the common beginning of their names."""
     pieces = list(pieces)
     first = len(pieces)
     if fim:

@@ -56,7 +56,7 @@ class Program:
     """``python -m MODULE ARGV``, with the parts of ``subprocess.Popen`` that tests use.
 
     ``folder``: where its output goes. ``environment``: its variables, if not this process's. ``prepare``: a function
-    of an importable module that it calls first. ``session``: it leads a group of its own, as a shell's foreground job
+    of an importable module that it calls first. ``session``: it leads its own group, as a shell's foreground job
     does. ``cwd``: its current folder, if not the repository. ``log``: a file that gets both of its outputs instead.
     """
 

@@ -1,7 +1,7 @@
 """Ranks that the launcher under test forks, where it would start Python and import torch for each: seconds of a core.
 
 The launcher, torchrun's agent in it and the ranks' own program are the real ones, and so are processes, groups, signals
-and exit codes. Ranks that begin with ``python -m`` are those of two tests in tests/train/test_distributed.py: one by
+and exit codes. Ranks that begin with ``python -m`` belong to two tests in tests/train/test_distributed.py: one by
 torchrun itself, one on two machines.
 """
 

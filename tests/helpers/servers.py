@@ -52,7 +52,7 @@ def running_server(
 
     Without one, and where ``env`` does not change what Python itself reads, it is forked with everything imported.
     """
-    # Every step makes a chunk of its own: a tiny model would be done before the second is due.
+    # Every step makes its own chunk: a tiny model would be done before the second is due.
     always = ("port=0", "serve.threads=1", "serve.stream_ms=0")
     options = [f"model={model}", *always, *words]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}

@@ -67,7 +67,7 @@ def randomize(model: torch.nn.Module, seed: int = 0) -> None:
 
 
 def checkpoint(directory: Path, *, own_tokenizer: bool = False, **changes) -> Path:
-    """A checkpoint directory of our own making. ``own_tokenizer``: there is a tokenizer in it already."""
+    """A checkpoint directory that slm writes. ``own_tokenizer``: there is a tokenizer in it already."""
     directory.mkdir(parents=True, exist_ok=True)
     words = tokenizer()
     shape = config(**({"bos_id": words.eot_id, "eos_id": words.eot_id} | changes))
@@ -80,7 +80,7 @@ def checkpoint(directory: Path, *, own_tokenizer: bool = False, **changes) -> Pa
 
 
 def gguf_file(path: Path, **changes) -> Path:
-    """A checkpoint of our own making as an f32 GGUF; the checkpoint is in a folder next to it."""
+    """A checkpoint that slm writes, as an f32 GGUF; the checkpoint is in a folder next to it."""
     return write(path, checkpoint(path.with_suffix(".checkpoint"), **changes))
 
 

@@ -69,3 +69,76 @@ GEMMA3 = (
 CHATML_MARKS = ("<|im_start|>", "<|im_end|>")
 LLAMA3_MARKS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 GEMMA3_MARKS = ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>")
+
+
+def chatml_with(
+    calls, tools="{{- '<tools>' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- '</tools>' }}"
+):
+    """A template in the manner of ChatML. ``calls`` writes its calls."""
+    return (
+        "{%- if tools %}{{- '<|im_start|>system\n' }}" + tools + "{{- '<|im_end|>\n' }}{%- endif %}"
+        "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + (message.content or '') }}"
+        "{%- if message.tool_calls %}" + calls + "{%- endif %}{{- '<|im_end|>\n' }}{%- endfor %}"
+        "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+
+
+_EACH = "{%- for call in message.tool_calls %}{%- set f = call.function %}"
+QWEN_CODER = chatml_with(
+    _EACH + "{{- '\n<tool_call>\n<function=' + f.name + '>\n' }}{%- for key, value in f.arguments | items %}"
+    "{{- '<parameter=' + key + '>\n' }}"
+    "{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
+    "{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}{%- endfor %}"
+)
+"""Arguments one by one as XML, truth values as in Python (Qwen3-Coder, Qwen 3.5)."""
+
+GLM = chatml_with(
+    _EACH + "{{- '\n<tool_call>' + f.name + '\n' }}{%- for key, value in f.arguments | items %}"
+    "{{- '<arg_key>' + key + '</arg_key>\n<arg_value>' + (value if value is string else value | tojson) }}"
+    "{{- '</arg_value>\n' }}{%- endfor %}{{- '</tool_call>' }}{%- endfor %}"
+)
+"""Names and values of arguments in turn."""
+
+GLM_DENSE = GLM.replace("f.name + '\n'", "f.name").replace("</arg_key>\n", "</arg_key>").replace("value>\n", "value>")
+"""The same without line ends."""
+
+MINICPM = chatml_with(
+    _EACH + "{{- '\n' if message.content or not loop.first }}{{- '<function name=\"' + f.name + '\">' }}"
+    "{%- for key, value in f.arguments | items %}{{- '<param name=\"' + key + '\">' + value | string + '</param>' }}"
+    "{%- endfor %}{{- '</function>' }}{%- endfor %}"
+)
+"""Names in attributes."""
+
+GEMMA4_TOOLS = (
+    "{%- macro said(value) -%}{%- if value is string -%}{{- '<|\"|>' + value + '<|\"|>' -}}"
+    "{%- elif value is boolean -%}{{- 'true' if value else 'false' -}}"
+    "{%- elif value is none -%}{{- 'null' -}}{%- elif value is mapping -%}{{- '{' -}}"
+    "{%- for key, each in value | dictsort -%}{{- ',' if not loop.first -}}"
+    "{{- key + ':' + said(each) -}}{%- endfor -%}{{- '}' -}}"
+    "{%- elif value is sequence -%}{{- '[' -}}{%- for each in value -%}{{- ',' if not loop.first -}}{{- said(each) -}}"
+    "{%- endfor -%}{{- ']' -}}{%- else -%}{{- value -}}{%- endif -%}{%- endmacro -%}"
+) + chatml_with(
+    _EACH + "{{- '<|tool_call>call:' + f.name + '{' }}{%- for key, value in f.arguments | dictsort %}"
+    "{{- ',' if not loop.first }}{{- key + ':' + said(value) }}{%- endfor %}{{- '}<tool_call|>' }}{%- endfor %}"
+)
+"""Control tokens around a call and around texts."""
+
+KIMI = chatml_with(
+    "{{- '<|tool_calls_section_begin|>' }}" + _EACH + "{{- '<|tool_call_begin|>functions.' + f.name + ':' }}"
+    "{{- loop.index0 | string + '<|tool_call_argument_begin|>' + f.arguments | tojson + '<|tool_call_end|>' }}"
+    "{%- endfor %}{{- '<|tool_calls_section_end|>' }}"
+)
+"""Calls that are numbered, between control tokens."""
+
+LFM2 = chatml_with("", "{{- 'List of tools: [' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}{{- ']' }}")
+"""No calls: the assistant's content holds them."""
+
+GRANITE3 = chatml_with(
+    "", "{{- 'Answer with <|tool_call|> and a list.' }}{%- set available_tools = tools %}{{- tools | tojson }}"
+)
+"""The same, with a control token."""
+
+SMOLLM3 = chatml_with(
+    "", "{%- set xml_tools = tools %}{{- xml_tools | tojson + 'Answer with <tool_call>, as JSON, and </tool_call>.' }}"
+)
+"""The same, with the most common form."""

@@ -31,7 +31,7 @@ from tests.helpers.llama_server_models import FILES, MODELS, write_models
 
 ELSEWHERE = ("vision_api", "mcp_servers", "tools_builtin", "proxy", "router", "stream")
 FRESH = ("basic", "metrics", "slot_save", "sleep", "kv_keep_only_active", "compat_gcp", "lora")
-"""Modules whose tests each want a server of their own; the others share servers with equal options."""
+"""Modules that need a new server for each test; the others share servers with equal options."""
 _KEPT = 4
 _WANTED = ("tools/server/tests/", "models/templates/")
 _TESTS = "tools/server/tests"
@@ -155,6 +155,8 @@ def options(words: list[str], models: Path) -> list[str]:
     if given.get("model-draft"):
         made += ["serve.speculate=draft", f"serve.draft_model={one('model-draft')}"]
         made.append(f"serve.draft_tokens={one('spec-draft-n-max', '4')}")
+    if "context-shift" in given:
+        made.append("serve.context_shift=true")
     if "no-ui" in given:
         made.append("serve.ui=false")
     return made
@@ -201,7 +203,7 @@ def run(words: list[str]) -> int:
 
 
 class _LlamaServer(programs.Program):
-    """What the tests take for their ``subprocess.Popen`` of llama-server, at a port of its own."""
+    """What the tests take for their ``subprocess.Popen`` of llama-server, at another port."""
 
     kept: ClassVar[dict[tuple[str, ...], _LlamaServer]] = {}
     """Those that go on after the test that wanted them, by their options: to start one takes longer than most tests."""

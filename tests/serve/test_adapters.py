@@ -177,7 +177,7 @@ def test_an_adapter_that_cannot_be_served_is_one_line(tmp_path, tiny_path, adapt
         named_adapters([f"x={tiny_path}"], base, taken)
     (tmp_path / "peft").mkdir()
     (tmp_path / "peft" / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="is an adapter in PEFT's form, and a server takes GGUF: `make export RUN="):
+    with pytest.raises(UserError, match="is an adapter in PEFT's form, and a server takes GGUF: `make export MODEL="):
         named_adapters([f"x={tmp_path}/peft"], base, taken)
     with pytest.raises(UserError, match=r"first.gguf is a LoRA adapter, no model: name the GGUF file of its base"):
         Model(adapters["first"])

@@ -21,7 +21,7 @@ def test_a_file_older_than_its_runs_newest_checkpoint_is_named(tmp_path, by_path
         lines = [line for line in server.log.read_text().splitlines() if "step 3" in line]
     assert len(lines) == 1
     assert lines[0].startswith(f"note: {path.name} is from step 3, but ")
-    assert lines[0].endswith(f"renew with: make export RUN={run} QUANT=q4_k_m")
+    assert lines[0].endswith(f"renew with: make export MODEL={run} QUANT=q4_k_m")
 
 
 def overwrite(path):

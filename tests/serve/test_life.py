@@ -74,11 +74,11 @@ def test_engine_killed_and_back(lasting_server):
 
 
 def test_a_chat_and_a_response_that_break_off(lasting_server):
-    """An error is an event of its own kind, and nothing says that all went well."""
+    """An error is a separate kind of event, and nothing says that all went well."""
     server = lasting_server
     for path, body in (
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "ignore_eos": True, "stream": True}),
-        # No field of its own keeps a response from ending early: the schema does.
+        # No field keeps a response from ending early: the schema does.
         ("/v1/responses", {"input": "x", "stream": True, "text": {"format": LONG_FORM}}),
     ):
         server.wait(lambda: httpx.get(server.url + "/health").status_code == 200)
@@ -201,6 +201,7 @@ def test_two_signals_to_an_idle_server(tmp_path, tiny_path, start_server, number
     assert "Traceback" not in log
     assert "Error" not in log
     assert "interrupted" not in log
+    assert log.splitlines().count("stopping") == 1
 
 
 @pytest.mark.parametrize("pause_s", [0.02, 0.1, 0.3])
@@ -229,6 +230,7 @@ def test_two_signals_while_a_model_loads(tmp_path, slow_path, pause_s):
     text = log.read_text()
     assert "Traceback" not in text
     assert text.splitlines()[-1] == "interrupted"
+    assert text.splitlines().count("stopping") == 1, text
     assert text.count("interrupted") == 1
 
 
@@ -266,7 +268,7 @@ def test_mistakes_at_the_start_are_one_line(tmp_path, tiny_path):
     assert "blk.1.ffn_up" in line
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     line = serve(f"model={tmp_path / 'run'}")
-    assert "make export RUN=" in line
+    assert "make export MODEL=" in line
     line = serve(f"model={tiny_path}", "serve.slot=1")
     assert "serve.slots" in line
     line = serve()

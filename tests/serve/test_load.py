@@ -42,7 +42,7 @@ async def complete(client, url, asked, *, stream, leave_after=None):
                 return None
             if line == "data: [DONE]":
                 return "".join(parts)
-            if line:
+            if line and not line.startswith(":"):  # a comment says that the server is busy
                 parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
     raise AssertionError("the stream ended without [DONE]")
 

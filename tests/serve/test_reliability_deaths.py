@@ -1,4 +1,4 @@
-"""The engine dies under load; the server is told to end. Numbers are those of the reliability list
+"""The engine dies under load; the server gets a signal to end. Numbers refer to the reliability list
 (docs/results/serving-reliability.md).
 
 SLM_KILLS sets how often the engine is killed (20 for the whole proof).

@@ -1,4 +1,4 @@
-"""Model files that are damaged, or hostile. Numbers are those of the reliability list
+"""Model files that are damaged, or hostile. Numbers refer to the reliability list
 (docs/results/serving-reliability.md).
 
 SLM_GGUF_CASES sets how many damaged files are loaded (2,000 for the whole proof), SLM_GGUF_SEED which.

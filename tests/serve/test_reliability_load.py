@@ -1,4 +1,4 @@
-"""More work than there is room: full caches, full queues, clients that leave. Numbers are those of the reliability
+"""More work than there is room: full caches, full queues, clients that leave. Numbers refer to the reliability
 list (docs/results/serving-reliability.md).
 
 SLM_DISCONNECTS sets how many clients leave at random moments (1,000 for the whole proof).
@@ -50,7 +50,7 @@ def begun(server, **body):
 
 
 def test_a_full_cache_puts_back_one_sequence_and_nobody_notices(tmp_path, tiny_path, start_server):
-    """List, 17: four streams in a cache for less than two of them: each gets all of its own text, and some waited."""
+    """List, 17: four streams in a cache for less than two of them: each gets its whole text, and some waited."""
     prompts = [f"{word} and the little bird went" for word in ("the fox", "a boat", "hello", "the bear")]
     body = {"max_tokens": 150, "temperature": 0, "ignore_eos": True, "stream": True}
     words = (*EXACT, "serve.slots=4", "serve.context=256", "serve.kv_tokens=256", "serve.prefix_cache=false")
@@ -134,7 +134,7 @@ def test_four_times_overload(tmp_path, slow_path, start_server):
         threads = [threading.Thread(target=client, args=(i,)) for i in range(4 * room)]
         for thread in threads:
             thread.start()
-        # From a process of its own, which the clients here do not hold up.
+        # From a separate process, which the clients here do not hold up.
         watched = subprocess.run([sys.executable, "-c", WATCH, server.url, "3"], capture_output=True, timeout=60)
         for thread in threads:
             thread.join()

@@ -1,6 +1,6 @@
 """Bad bytes, bad bodies and bad values, against a real server over real sockets.
 
-The numbers are those of the project's list of what a server must survive (docs/results/serving-reliability.md).
+The numbers refer to the project's list of what a server must survive (docs/results/serving-reliability.md).
 """
 
 import contextlib

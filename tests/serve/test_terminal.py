@@ -174,7 +174,7 @@ def test_a_text_too_long_is_one_line(tiny_path):
 
 
 def test_ctrl_c_stops_the_reply_not_the_program(slow_path):
-    # Of this seed the reply is long: others end after a few tokens, before the signal.
+    # This seed's reply is long: others end after a few tokens, before the signal.
     command = [
         sys.executable,
         "-m",
@@ -227,7 +227,7 @@ def test_a_file_older_than_its_runs_newest_checkpoint_is_named(tmp_path):
     run = exported_run(tmp_path / "w1", exported_at=3, trained_to=60)
     done = terminal(f"model={run}", "prompt=the", "max_tokens=2")
     assert "is from step 3, but" in done.stderr
-    assert f"renew with: make export RUN={run} QUANT=q4_k_m" in done.stderr
+    assert f"renew with: make export MODEL={run} QUANT=q4_k_m" in done.stderr
     assert "step 3" not in done.stdout
     talk = terminal(f"model={next((run / 'gguf').glob('*.gguf'))}", "max_tokens=2", typed="/exit\n")
     assert "is from step 3, but" in talk.stdout

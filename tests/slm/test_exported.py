@@ -22,7 +22,7 @@ def test_a_file_older_than_the_newest_checkpoint_is_named(run, monkeypatch):
     (path,) = (run / "gguf").glob("*.gguf")
     expected = (
         "note: w1-1M-v1.0-Q4_K_M.gguf is from step 3, but w1 has been trained to step 60; "
-        "renew with: make export RUN=w1 QUANT=q4_k_m"
+        "renew with: make export MODEL=w1 QUANT=q4_k_m"
     )
     assert stale_lines([path]) == [expected]
     second = path.with_name("w1-1M-v1.0-F32.gguf")
@@ -38,7 +38,7 @@ def test_a_link_to_the_run_and_the_best_checkpoint(run):
     link.symlink_to("w1")
     (line,) = stale_lines([next((link / "gguf").glob("*.gguf"))])
     assert "from step 3 (the best checkpoint)," in line
-    assert f"RUN={run}" in line
+    assert f"MODEL={run}" in line
 
 
 def test_a_file_of_the_checkpoint_that_export_takes_is_not_stale(run):

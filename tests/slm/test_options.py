@@ -68,7 +68,16 @@ def test_help_prints_each_once_and_fits_the_terminal(name, capsys, monkeypatch):
     hidden = {own: "model"} if own in ("run", "runs", "base") else {}
     wanted = {hidden.get(key, key) for key in names(COMMANDS[name].config)}
     assert sorted(printed) == sorted(wanted | {"json"})
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_list_of_commands_fits_the_terminal(monkeypatch):
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = help.overview("1.2.3").splitlines()
+        assert max(map(len, lines)) <= width
+        assert {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "} >= set(COMMANDS)
+    assert max(map(len, help.COMPLETION.splitlines())) <= 80
 
 
 def test_what_is_asked_for_most_comes_first_and_a_word_filters(monkeypatch):

@@ -46,7 +46,7 @@ def test_the_best_is_the_lowest_loss_measured_at_the_checkpoints_own_step(tmp_pa
     assert os.readlink(run / "best") == "checkpoints/step-00000020"
     assert resolve(run / "best").checkpoint() == best
     assert resolve(run / "best").root == run
-    # The newest has no loss of its own that would say whether it is worse.
+    # The newest has no loss that would say whether it is worse.
     assert (resolve(run).checkpoint().name, resolve(run).choice_line()) == ("step-00000050", None)
     (run / "checkpoints" / "step-00000050").rename(tmp_path / "away")
     assert resolve(run).checkpoint() == best
@@ -109,3 +109,23 @@ def test_a_path_that_is_not_there_names_the_runs_that_are(tmp_path, monkeypatch)
     for path, says in (("a/b/c", "does not exist; runs here: mine"), ("texts", r"\(runs here: mine\)$")):
         with pytest.raises(UserError, match=says):
             resolve(path)
+
+
+def test_a_folder_around_a_model_names_it_or_stands_for_it(tmp_path):
+    save(tmp_path / "around" / "inner")
+    with pytest.raises(UserError, match=r"holds a model in a folder further down: give .*around/inner"):
+        resolve(tmp_path / "around")
+    cached = tmp_path / "models--org--name"
+    save(cached / "snapshots" / "0123")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0123")
+    assert resolve(cached).checkpoint() == cached / "snapshots" / "0123"
+    files = tmp_path / "files"
+    files.mkdir()
+    for name in ("mmproj-f16.gguf", "m-Q4_0-00002-of-00002.gguf", "m-Q4_0-00001-of-00002.gguf"):
+        (files / name).write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"is a folder with m-Q4_0-00001-of-00002\.gguf: name the file, .*00001"):
+        resolve(files)
+    (files / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=r"00001-of-00002\.gguf \(and 1 more\): name the file"):
+        resolve(files)

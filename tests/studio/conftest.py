@@ -1,4 +1,4 @@
-"""A studio over a workspace of its own, asked as a browser asks."""
+"""A studio over a new workspace, asked as a browser asks."""
 
 import json
 

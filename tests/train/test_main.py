@@ -51,7 +51,7 @@ def test_training_begins_before_llama_cpp_is_there(corpus, tmp_path):
 
 @pytest.fixture
 def copied(finished, tmp_path):
-    """That run in this test's own folder."""
+    """The finished run, copied to this test's folder."""
     shutil.copytree(finished[0].parent, tmp_path / "runs", symlinks=True)
     return tmp_path / "runs" / "whole"
 
@@ -72,7 +72,7 @@ def test_a_run_leaves_everything_a_person_needs(finished):
     assert [record["step"] for record in validations] == [6, 12]
     assert all(0 < record["val_bits_per_byte"] < 8 for record in validations)
     assert losses(root)[12] < losses(root)[1]
-    assert f"make export RUN={root}" in out
+    assert f"make export MODEL={root}" in out
     assert "Once upon a time" in (root / "samples.md").read_text()
 
 

@@ -152,7 +152,7 @@ def test_signals_during_the_last_save_tear_nothing(options, tmp_path):
 
 @pytest.fixture
 def disk(tmp_path):
-    """A file system of its own, 64 MB; skipped where this user may not mount one."""
+    """A separate file system of 64 MB; skipped where this user may not mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:

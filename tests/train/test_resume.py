@@ -202,7 +202,7 @@ def test_other_text_in_the_same_files_and_another_tokenizer_are_refused(texts, t
 
 
 def test_a_run_that_an_older_version_saved_goes_on(texts, tmp_path):
-    """Its configuration holds what Hydra had composed: keys without values of their own are not there."""
+    """Its configuration holds what Hydra had composed: keys without values are not there."""
     common = [*data(texts, "large"), "name=mine"]
     run = SmallRun(tmp_path, *common, "train.max_steps=3").finish()
     older = load_config("train", [word for word in run.argv if "max_steps" not in word])

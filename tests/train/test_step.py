@@ -145,7 +145,7 @@ def curve(environment: Environment, seed: int, rounded: bool = False) -> np.ndar
 
 @functools.cache
 def plain_curve(seed: int) -> np.ndarray:
-    """That of plain f32."""
+    """The losses of plain f32."""
     return curve(PLAIN, seed)
 
 
@@ -171,7 +171,7 @@ def test_two_hundred_steps_with_the_kernels_follow_plain_training(request, varia
         plain = plain_curve(seed)
         assert plain[-20:].mean() < plain[0] - 2.5
         ours.append(np.abs(curve(replace(PLAIN, precision=precision, kernels=kernels), seed) - plain))
-    # Eight bits round as coarsely as bf16, whose own curve would take minutes here; .049 and .003 were seen.
+    # Eight bits round as coarsely as bf16, but a curve of bf16 would take minutes here; .049 and .003 were seen.
     most, mean = (0.1, 0.01) if VARIANTS[variant].bits == 8 else (0.02, 0.003)
     if np.max(ours) < most and np.mean(ours) < mean:
         return  # whatever the noise is, which takes as long again

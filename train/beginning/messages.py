@@ -27,7 +27,8 @@ def print_plan(
     print(
         f"{config.root.name}: {model.config.n_params:,} parameters, vocabulary {vocab_size:,}, "
         f"{flops / 1e6:,.0f} MFLOP per token (6N + causal attention), "
-        f"{config.train.tokens_per_step:,} tokens per step, {environment.threads} threads"
+        f"{config.train.tokens_per_step:,} tokens per step, {environment.threads} thread"
+        + ("s" if environment.threads > 1 else "")
         + (f" in each of {ranks.size} processes" if ranks.size > 1 else "")
     )
     short = short_run(config.train.max_steps, config.optim.warmup_steps)

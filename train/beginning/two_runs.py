@@ -27,8 +27,10 @@ from slm.train.run.run_directory import TOKENIZER
 
 
 def train_both(config: RunConfig, train: Callable[[RunConfig], int]) -> int:
-    """Train the teacher unless it is finished, then the run itself. ``train``: of one run; returns its exit code, which
-    is that of the command where it is not 0."""
+    """Train the teacher unless it is finished, then the run itself. Returns the first exit code that is not 0.
+
+    ``train`` trains one run and returns its exit code.
+    """
     first = teacher_of(config)
     state = None if config.resume == "never" else _end_of(first)
     spent = 0.0

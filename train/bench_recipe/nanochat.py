@@ -29,7 +29,7 @@ from slm.train.bench_recipe.nanochat_scripts import PIECES, SCORE
 LEAST_REHEARSAL, MOST_REHEARSAL, REHEARSAL_PER_MINUTE = 12, 72, 2
 """Iterations. Twelve last some 20 s, and were up to a quarter faster than those of the half hour after them."""
 SAVE_SECONDS = 600
-"""Of training between two checkpoints, from the newest of which a run goes on that was stopped."""
+"""Seconds of training between two checkpoints. A stopped run resumes from the newest one."""
 CHECKPOINTS = "base_checkpoints"
 SHARDS, SHARD = "base_data_climbmix", "shard_{:05d}.parquet"
 """Where its loader looks for text, and the name of a file there by its number; 0 is the training text."""

@@ -23,7 +23,7 @@ from slm.train.bigrams.low_rank import low_rank
 LEVEL = 0.4
 """The dimension that all rows share, in units of the root of the width."""
 SCALES = (0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
-"""Of the head's factors; the one with the lowest loss on ``SAMPLED`` pairs is taken."""
+"""Scales to try for the head's factors; the one with the lowest loss on ``SAMPLED`` pairs is taken."""
 SAMPLED = 1024
 
 

@@ -3,7 +3,7 @@
 The matrix of log(p(next | token) / p(next)), smoothed, is factorized by a truncated singular value decomposition, as
 Levy and Goldberg (2014, "Neural Word Embedding as Implicit Matrix Factorization") do, with rows and columns weighted by
 the root of their frequency. Pairs that never occur all have the same value within a row, so the matrix is a sparse one
-plus one of rank 1, and neither time nor memory grows with the square of the vocabulary. The decomposition is that of
+plus one of rank 1, and neither time nor memory grows with the square of the vocabulary. The decomposition follows
 Halko, Martinsson and Tropp (2011, arXiv 0909.4061): a random subspace, improved by products with the matrix.
 
 Shape suffixes: V tokens of the vocabulary, P pairs that occur, K rank, Q columns of the subspace.

@@ -18,6 +18,7 @@ import numpy as np
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text, cache_home, fingerprint
+from slm.machine import busy
 from slm.machine.crashes import DiedError, in_fresh_process
 from slm.machine.record import machine_record, sources_fingerprint
 from slm.machine.waiting import wait_awake
@@ -135,8 +136,8 @@ class Machine:
     def decode_tokens_per_s(self, file_bytes: float, n_layers: int) -> float:
         """About what llama.cpp writes for one reader: the file once through memory for each token, and its overhead.
 
-        The overhead, a tenth of a millisecond and 30 microseconds a layer, is that of small models in
-        docs/results/serving-speed.md.
+        The overhead, a tenth of a millisecond and 30 microseconds a layer, was measured with small models
+        (docs/results/serving-speed.md).
         """
         return 1 / (file_bytes / (self.memory_gb_per_s * 1e9) + 1e-4 + 3e-5 * n_layers)
 
@@ -207,7 +208,7 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
             return machine
     except (OSError, ValueError, TypeError, KeyError):
         pass
-    print(f"measuring how fast this machine trains (at most a minute, once; kept in {path})", flush=True)
+    print(f"measuring how fast this machine trains (once, a minute if it is idle; kept in {path})", flush=True)
     machine = measure(train, optim, seconds)
     if machine.share < BUSY:
         print(
@@ -222,8 +223,19 @@ def measured(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -
 
 def measure(train: TrainConfig, optim: OptimConfig, seconds: float = SECONDS) -> Machine:
     """Measure in its own process, so that its memory and threads are gone afterwards."""
+    others: busy.Others | None = None
+
+    def waiting(process: int, elapsed: float) -> None:
+        nonlocal others
+        if others is None:
+            others = busy.Others(own=[process])
+            return
+        share = others.share()
+        taken = "" if share is None or share < busy.BUSY else f": other programs use {share:.0%} of the cores"
+        print(f"  still measuring after {elapsed:.0f} s{taken}", flush=True)
+
     try:
-        return in_fresh_process(_measure, train, optim, seconds)
+        return in_fresh_process(_measure, train, optim, seconds, waiting=waiting)
     except DiedError:
         raise UserError(
             "the process that measures this machine was killed or crashed: is there memory enough? Name a preset "

@@ -36,8 +36,8 @@ SCALING = 0.75
 MEMORY_GB_PER_S, MOST_MEMORY = 15.0, 170.0
 """What memory copies for each core, and for all: two cores read 30 to 37 GB/s, sixteen 162 to 186."""
 UPDATE_FLOPS = 30.0
-"""Of Muon for each parameter of a matrix and unit of its width: three Newton-Schulz iterations, at half the rate of a
-step's products."""
+"""Muon's FLOPs for each parameter of a matrix and unit of its width: three Newton-Schulz iterations, at half the rate
+of a step's products."""
 UPDATE_BYTES = 28.0
 """Read and written for each parameter by an update: weight, gradient and two moments."""
 SAMPLING = 1e-5

@@ -25,7 +25,7 @@ _CHUNK = 256
 """Positions with logits in memory at once."""
 _NEWTON_STEPS = 3
 _RIDGE = 1e-2
-"""Of the regression on the states, as a share of their mean square."""
+"""Ridge of the regression on the states, as a share of their mean square."""
 _PRIOR = 10.0
 """Precision of a normal distribution around 0 for each parameter, which counts where there are few positions."""
 _LEAST_GAIN = 2e-4
@@ -91,8 +91,8 @@ def log_frequencies(counts_V: Tensor, readings: float = 1.0) -> Tensor:
 
 
 def _frequency_rows(head_VD: Tensor, states_ND: Tensor, log_frequencies_V: Tensor) -> Tensor:
-    """Rows whose logits are as near as can be to each word's log frequency plus the normalizer of the head's softmax:
-    least squares over the states."""
+    """Rows that fit each token's log frequency plus the normalizer of the head's softmax by their logits: least squares
+    over the states."""
     normalizer_N = torch.cat([F.linear(chunk, head_VD).logsumexp(-1) for chunk in states_ND.split(_CHUNK)])
     states = states_ND.double()
     ridge = _RIDGE * len(states) * states.square().mean()

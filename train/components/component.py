@@ -1,8 +1,8 @@
 """What some runs add to training: hooks around a step, an overlay of weights, an end of the run, a state to save.
 
 A component is a file in this folder. It overrides the hooks that it needs; the trainer calls them in the order of
-``make_components``, and knows none by name. One that is not of the recipe has a dataclass ``Options`` beside it, whose
-``make`` returns it: ``components.NAME`` of the configuration holds these options (CONTRIBUTING.md has an example).
+``make_components``, and knows none by name. One outside the recipe has a dataclass ``Options`` beside it with a method
+``make`` that returns it: ``components.NAME`` of the configuration holds these options (CONTRIBUTING.md has an example).
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,9 +39,9 @@ class Content:
     """What a checkpoint will hold. A component may change it. All tensors are shared with training."""
 
     weights: dict[str, Tensor]
-    """Of ``model.safetensors``: those that training goes on from, at first."""
+    """The tensors of ``model.safetensors``: at first those that training resumes from."""
     tensors: dict[str, Tensor]
-    """Of ``optimizer.safetensors``."""
+    """The tensors of ``optimizer.safetensors``."""
     quantized: QuantizedWeights | None = None
     """The blocks of quantized ``weights``."""
     state: dict[str, Any] = field(default_factory=dict)
@@ -167,5 +167,5 @@ class Component:
         """A checkpoint is about to be loaded: the parameters are the model's own again."""
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The model holds a checkpoint's ``model.safetensors``; ``tensors`` are those of the checkpoint that it owns.
+        """The model holds a checkpoint's ``model.safetensors``; ``tensors``: what of the checkpoint the component owns.
         Afterwards the model has the weights that it trains with."""

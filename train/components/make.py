@@ -22,7 +22,7 @@ from slm.train.config import RunConfig
 
 
 def make_components(config: RunConfig) -> list[Component]:
-    """In the order of their hooks. The last ones are those of ``components``."""
+    """All components in the order of their hooks; those of ``components`` are last."""
     train = config.train
     found: list[Component] = []
     own = dict(config.components)

@@ -28,7 +28,7 @@ RNG = "rng.torch"
 
 
 class Stateful(Protocol):
-    """What has tensors of its own in a checkpoint (``slm.train.components.component``)."""
+    """What has its own tensors in a checkpoint (``slm.train.components.component``)."""
 
     def owns(self, name: str) -> bool:
         """Whether this tensor is one of them. Every rank gets it."""

@@ -143,7 +143,7 @@ def gather_tensors(ranks: Ranks, own: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def scatter_tensors(ranks: Ranks, whole: dict[str, Tensor], wanted: Callable[[str], bool]) -> dict[str, Tensor]:
-    """On every rank those of rank 0's tensors whose names it wants. Every rank must call it; others give ``{}``."""
+    """On every rank those of rank 0's tensors that it wants by name. Every rank must call it; others give ``{}``."""
     described = ranks.broadcast_from_main(lambda: [(name, tuple(t.shape), t.dtype) for name, t in whole.items()])
     kept = {}
     for name, shape, dtype in described:

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from slm.data.errors import UserError
 from slm.kernels.fused import unsupported_shape
+from slm.machine.hardware import give_back_freed_memory
 from slm.machine.memory import available_bytes
 from slm.model import resize
+from slm.model.checkpoint import load_config
 from slm.model.config import ModelConfig
 from slm.model.held.held_model import assemble
 from slm.model.stored_weights import stream_weights
@@ -59,6 +61,19 @@ def choose(config: RunConfig, shape: ModelConfig, environment: Environment, *, p
     return BaseBits(bits, f"{_line(shape, rank, bits)}, since {free / GIB:.1f} GiB of memory are available")
 
 
+def is_held(config: RunConfig) -> bool:
+    """Whether the base will be held in blocks, as far as that is known before the kernels are: as asked for, or since
+    f32 does not fit."""
+    asked, rank = config.lora.base_bits, config.lora.rank
+    if not rank or asked is not None:
+        return asked in KINDS and rank > 0
+    try:
+        shape = load_config(str(config.init_from))
+    except UserError:  # the run says so
+        return False
+    return adapted_bytes(shape, rank) + step_bytes(shape, config.train, value_bytes=2) > available_bytes()
+
+
 def _hindrance(config: RunConfig, shape: ModelConfig, environment: Environment, processes: int) -> str | None:
     kernels = environment.kernels
     if kernels is None:
@@ -99,4 +114,5 @@ def load(directory: str | Path, shape: ModelConfig, bits: int, *, spread: range 
                 resize.spread_rows(table, spread)
             yield name, table
 
+    give_back_freed_memory()  # each matrix is f32 for a moment, and blocks that stay would lie between them
     return assemble(shape, resized(), place, where=str(directory))

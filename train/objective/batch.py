@@ -53,7 +53,7 @@ class Segment:
     ids: np.ndarray
     """int32: its tokens."""
     begin: int
-    """Of its first token, counted through the whole micro-batch."""
+    """Index of its first token, counted through the whole micro-batch."""
     scored: np.ndarray
     """int64: which of its positions predict a scored target."""
 

@@ -1,4 +1,4 @@
-"""A GGUF file as teacher: llama.cpp computes in its own process (``slm.train.objective.gguf_child``), whose death
+"""A GGUF file as teacher: llama.cpp computes in its own process (``slm.train.objective.gguf_child``). Its death
 is one line and leaves the run's checkpoints whole.
 
 Shape suffixes: N positions of a micro-batch, R some of them, S scored ones, V vocabulary.

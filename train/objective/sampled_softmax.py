@@ -29,7 +29,8 @@ from slm.train.objective.batch import Batch
 from slm.train.objective.objective import CROSS_ENTROPY, Objective, Part
 
 LEAST_DRAWN = 0.25
-"""Of ``train.sampled_softmax``, for words that are no targets: where targets leave fewer, more logits are computed."""
+"""Smallest share of ``train.sampled_softmax`` for tokens that are no targets. If targets leave fewer, more logits are
+computed."""
 MULTIPLE = 256
 """The number of words is a multiple of this, so that the kernels' panels are full and few sizes of buffers come up."""
 FIRST, POWER = 200.0, -0.75

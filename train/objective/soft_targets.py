@@ -54,7 +54,7 @@ class DenseTargets:
     """Whole distributions, made from the teacher's logits when they are needed."""
 
     logits: Callable[[slice], Tensor]
-    """Of some of the N positions: [R, V] or more columns."""
+    """The teacher's logits at some of the N positions: [R, V], or more columns."""
     n_ids: int
     """V: what the tokenizer knows. A model may have more rows, which stand for nothing."""
     offsets: Tensor | None = None
@@ -129,14 +129,14 @@ def _log_p(gradient_RV: Tensor, losses_R: Tensor, index_R1: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SparseTargets:
-    """Some tokens of each distribution with their weights, whose expectation is the distribution."""
+    """Some tokens of each distribution with their weights. The expectation of the weights is the distribution."""
 
     ids: Tensor
     """int64 [N, K]. A token may occur several times: its weights add up."""
     weights: Tensor
     """f32 [N, K]: they add up to 1 where a position is scored, else to 0."""
     entropy: Tensor
-    """Of the whole distribution, f32 [N], nats."""
+    """f32 [N]: the entropy of the whole distribution, in nats."""
 
     def correct(self, at: HeadRows, share: float) -> float:
         rows, dlogits_RV, losses_R, targets_R, weight = at

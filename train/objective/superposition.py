@@ -22,7 +22,7 @@ from slm.train.objective.objective import Objective, Part
 from slm.train.objective.sampled_softmax import Words, draw
 
 LEAST_PROBABILITY = 1e-30
-"""Of a token, for its cross-entropy: a probability that is rounded to zero must not make the loss infinite."""
+"""Smallest probability of a token in its cross-entropy: one that is rounded to zero must not make the loss infinite."""
 
 
 class Superposition(Objective):

@@ -21,7 +21,7 @@ class Trained:
     """All parameters of a model, by name, as optimizer, gradient sync and checkpoints take them."""
 
     base_fingerprint = ""
-    """Of the weights that an adapter belongs to; empty where the model itself is trained."""
+    """Fingerprint of the weights that an adapter belongs to; empty where the model itself is trained."""
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model

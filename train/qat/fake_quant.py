@@ -47,7 +47,7 @@ FACTOR, ORDER = ".factor", ".order"
 ROUNDED_ONCE = ("q4_0", "iq4_nl", "q4_k")
 """Types of ``train.qat`` with weights that may be rounded at the end of a run without training on rounded ones."""
 UNWEIGHTED = ("q8_0", "tq2_0")
-"""Types whose rounding nothing is weighted in."""
+"""Types that are rounded without weights."""
 
 
 class FakeQuant:
@@ -196,7 +196,7 @@ class FakeQuant:
             self._parameters[name].data = each.master
 
     def after_update(self, step: int) -> None:
-        """Quantize the updated master weights, which are in place. ``step`` decides whose turn it is."""
+        """Quantize the updated master weights, which are in place. ``step`` decides which of them."""
         if not self.on:
             return
         due = ((each, each.due(step)) for each in self._matrices.values())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from slm.llama.blocks.compensated import Compensation
 
 TURNS = {"iq4_nl": 32, "q4_k": 16, "q5_k": 16, "q6_k": 8, "q3_k": 4, "q4_0": 4}
-"""Types for whose scales llama.cpp searches long: each step quantizes one of this many parts of a matrix anew. The rows
-of the other parts keep their blocks."""
+"""Types with a long search for scales in llama.cpp: each step quantizes one of this many parts of a matrix anew. The
+rows of the other parts keep their blocks."""
 
 
 @dataclass(kw_only=True)
@@ -35,7 +35,7 @@ class Quantized:
     compensation: "Compensation | None" = None
     """How its columns make up for each other's errors; None: they are rounded to the nearest values."""
     number: int = 0
-    """Of the compensation: matrices that share it have their turns together, others at other steps."""
+    """The compensation's number: matrices that share one are quantized at the same steps, others at other steps."""
     turns: int = 1
     """Each step quantizes one of this many parts; with a compensation, one step of this many the whole matrix."""
 

@@ -26,7 +26,8 @@ PART = 16
 """One of this many tokens that training reads from there on is measured, between these bounds: a token costs about a
 third of what it costs in training."""
 CHARACTERS_PER_TOKEN = 8
-"""Pieces that are cut out for each token, so that a piece hardly ever has too few."""
+"""Characters of text that are read for each token of a piece. A token has four to five on average, so that a piece of
+this length is almost never too short."""
 
 
 def input_moments(

@@ -80,8 +80,8 @@ def _load(path: Path) -> ResumePoint:
 
 
 def back_up_later_checkpoints(root: Path, start: Path, step: int) -> list[str]:
-    """Rename the run's checkpoints after ``step``, since it continues from ``start``, the checkpoint of that step: one
-    of its own, or from elsewhere, in whose place another of that step is renamed, too. Returns their former names."""
+    """Rename the run's checkpoints after ``step``, since it continues from ``start``, the checkpoint of that step. If
+    ``start`` lies elsewhere, the run's own checkpoint of that step is renamed, too. Returns their former names."""
     renamed = []
     for path in list_checkpoints(root):
         if path != start and checkpoint_step(path) >= step:
@@ -126,8 +126,8 @@ FREE_KEYS = (
     *("data.cache", "data.cache_dir", "data.revision", "data.files", "data.val_files", "data.on_bad"),
     "components.quantization",
 )
-"""Of the fixed sections: where text is kept, not what it is (the loader compares the commit and what is in files),
-whether what cannot be read of it ends the run, and when quantization begins."""
+"""Keys of the fixed sections that may change: where text is kept, not what it is (the loader compares the commit and
+the files' contents), whether a record that cannot be read ends the run, and when quantization begins."""
 FREE_OF_SOURCES = ("files", "val_files", "on_bad")
 
 

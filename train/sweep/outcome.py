@@ -57,11 +57,11 @@ class Outcome:
     step: int
     tokens: int
     bits_per_byte: float | None
-    """Of the last validation."""
+    """The last validation's bits per byte; None before the first one."""
     loss: float | None
     """Nats per token, of the last validation."""
     seconds: float
-    """Of training, validations and saves included."""
+    """Seconds of training, validations and saves included."""
     tokens_per_s: float | None
     reason: str
     """Why it failed; empty where it did not."""

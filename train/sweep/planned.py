@@ -20,7 +20,7 @@ VALIDATIONS = 8
 SAME_TOKENS = 0.03
 """Runs are not compared before their ends if their tokens differ by a larger share."""
 OWN_WORDS = ("train.keep_last=1", "train.sample_prompts=[]")
-"""Of every run of a sweep where nothing else is given: little on the disk, and no time for samples."""
+"""Options of every run of a sweep unless others are given: few files on the disk, and no time for samples."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PlannedRun:
     point: Point
     root: Path
     words: tuple[str, ...]
-    """Of ``slm train``."""
+    """The words of its ``slm train`` command."""
     steps: int
     rung_steps: tuple[int, ...]
     """The validation steps at which it is compared, the end left out."""

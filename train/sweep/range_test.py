@@ -7,7 +7,7 @@ from dataclasses import dataclass
 SMOOTHING = 0.9
 """What the mean of losses keeps of itself at each step."""
 DIVERGED = 0.1
-"""Of the fall of the loss: how far above its lowest value it has diverged."""
+"""A loss has diverged when it rises above its lowest value by this share of its fall so far."""
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,8 @@ def show(config: RunConfig, results: dict[str, Any], busy: str = "") -> None:
     columns = ["", "tokens/s", "GFLOP/s", "of GEMM peak", "ours is x", "first step, s", "peak GiB"]
     ours = results["ours"]
     table(
-        f"Training steps of {config.preset}: {ours['threads']} threads, {ours['precision']}{busy}",
+        f"Training steps of {config.preset}: {ours['threads']} thread{'s' * (ours['threads'] > 1)}, "
+        f"{ours['precision']}{busy}",
         columns,
         rows,
         caption=f"GFLOP/s: 6N + causal attention; GEMM peak of this run: {ours['gemm_peak_gflops']:,.0f} GFLOP/s",

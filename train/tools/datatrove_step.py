@@ -26,7 +26,7 @@ class PrepareShards(PipelineStep):
     type = "tokenizer"
 
     def __init__(self, *words: str) -> None:
-        """``words``: those of ``slm prepare``, as ``PrepareShards("10m", "books/", "out=corpus")``. Paths are those of
+        """``words``: those of ``slm prepare``, as ``PrepareShards("10m", "books/", "out=corpus")``. Paths are as on
         the machines that run the tasks."""
         super().__init__()
         self.words = words

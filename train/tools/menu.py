@@ -108,13 +108,13 @@ def costs_of(candidate: Candidate, basis: Basis, options: PlanOptions) -> Costs:
 def cost_rows(money: Costs) -> list[list[str]]:
     """The lines of a table."""
     rows = [
-        ["training", f"{money.training:.4g}"],
-        ["training, per million tokens", f"{money.training_per_million_tokens:.4g}"],
-        ["writing a million tokens, an API (plan.api_price)", f"{money.api_per_million_tokens:.4g}"],
+        ["cost of training (in the currency of plan.price_per_hour)", f"{money.training:.4g}"],
+        ["cost of training, per million tokens", f"{money.training_per_million_tokens:.4g}"],
+        ["cost of a million written tokens, an API (plan.api_price)", f"{money.api_per_million_tokens:.4g}"],
     ]
     if money.serving_per_million_tokens is not None:
         serving = f"{money.serving_per_million_tokens:.4g}"
-        rows.insert(2, ["writing a million tokens oneself, for one reader", serving])
+        rows.insert(2, ["cost of a million written tokens here, for one reader", serving])
     if money.tokens_until_paid is not None:
         rows.append(["tokens until the difference has paid for the training", f"{money.tokens_until_paid:,.0f}"])
     return rows
@@ -122,7 +122,7 @@ def cost_rows(money: Costs) -> list[list[str]]:
 
 def show_costs(money: Costs) -> None:
     """Print the money of the choice."""
-    table("What it costs, in the currency of plan.price_per_hour", ["quantity", "value"], cost_rows(money))
+    table("What it costs", ["quantity", "value"], cost_rows(money))
 
 
 def entry(each: Candidate, basis: Basis) -> dict[str, Any]:

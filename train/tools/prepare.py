@@ -126,8 +126,10 @@ def _do(work: Work, step: Step, processes: int) -> None:
     missing, n_shards = work.missing(step), len(work.shards)
     total = sum(each.bytes for each in work.shards)
     begun = f", {n_shards - len(missing):,} of them made before" if len(missing) < n_shards else ""
-    what = "shards" if step == "shards" else "signatures of shards, to find duplicates"
-    print(f"{n_shards:,} {what}, about {size(total)} of text{begun}; {processes} processes", flush=True)
+    shards = f"{n_shards:,} shard{'s' * (n_shards != 1)}"
+    what = shards if step == "shards" else f"signatures of {shards}, to find duplicates"
+    workers = f"{processes} process{'es' * (processes != 1)}"
+    print(f"{what}, about {size(total)} of text{begun}; {workers}", flush=True)
     before = total - sum(work.shards[number].bytes for number in missing)
     progress = Progress(f"{step} of {work.folder}", before)
     start = time.monotonic()

@@ -113,6 +113,10 @@ def tuning(
     own_words = ("base=", "tune.") if given("train.max_steps") else ("base=", "tune.", "data.max_epochs=")
     typed = [word for word in argv if not word.startswith(own_words)]  # passes have become steps
     config = resolve([*recipe.words(options), *typed], choose)
+    if not given("train.gradient_checkpointing"):
+        config, line = recipe.recomputed(config, shape)
+        if line:
+            log(line)
     if answers:
         config = replace(config, data=recipe.with_answers(config.data, answers, replay))
     elif replay:

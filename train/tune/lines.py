@@ -21,8 +21,8 @@ def plan(choice: Choice, seen: Look | None, *, max_minutes: float | None) -> str
     if seen is None or choice.passes is None:
         return text
     text += (
-        f"; {seen.distinct:,} conversations of {seen.mean_length:,.0f} tokens ({seen.scored:.0%} scored), each read "
-        f"{choice.passes:,.1f} times"
+        f"; {seen.distinct:,} conversations of {seen.mean_length:,.0f} tokens ({seen.scored:.0%} scored), "
+        f"{choice.passes:,.1f} epochs"
     )
     if seen.shared >= SHARES * seen.mean_length:
         text += f"; {seen.shared:,} tokens at their beginning are the same and computed once in an update"
@@ -44,7 +44,7 @@ def end(config: RunConfig) -> str | None:
     planned = config.train.max_steps
     text = f"tuned: {steps:,} of {planned:,} updates"
     if passes := (config.facts.get("tune") or {}).get("passes"):
-        text += f", each conversation read {passes * steps / planned:,.1f} times"
+        text += f", {passes * steps / planned:,.1f} epochs of the conversations"
     what = "held-out conversations" if config.data.val_fraction or config.data.val_files else "the conversations"
     unit = config.preference.loss_unit
     return f"{text}; loss {first:.3f} at first, {best['val_loss']:.3f} {unit} on {what} at step {best['step']:,}"

@@ -54,10 +54,8 @@ def run(
     from slm.train.run.result import result
     from slm.train.start import start
 
-    code = run_rank(ranks, config.root, partial(start, config, ranks))
+    code = run_rank(ranks, config.root, partial(start, config, ranks, end=end))
     if rank == 0:
-        if code == 0 and (line := end(config)):
-            print(line)
         final_json(result(config.root))
     return code
 

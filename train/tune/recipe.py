@@ -21,8 +21,8 @@ from slm.machine.memory import available_bytes
 from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
-from slm.train.config import WITHIN_BACKWARD, TrainConfig
-from slm.train.memory import GIB, state_bytes
+from slm.train.config import WITHIN_BACKWARD, RunConfig, TrainConfig
+from slm.train.memory import GIB, adapted_bytes, state_bytes, step_bytes
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 
@@ -39,7 +39,7 @@ LORA_LR_RATIO = 5.0
 OF_A_BEGINNING = ("name", "lr", "warmup_steps", "min_lr_ratio", "init_bigrams")
 """What a tuned run does not take over of its base's optimizer: these are chosen anew, or are for new weights."""
 FROM_ELSEWHERE = {"optim.schedule": "linear", "optim.decay_fraction": 1.0, "optim.weight_decay": 0.0}
-"""Of AdamW's, for a model whose own training is not known, and for an adapter."""
+"""AdamW's options for an adapter, and for a model that comes without a record of its training."""
 ADAFACTOR_LR = 1e-2
 """Peak learning rate of Adafactor for all weights, as a share of each parameter's size."""
 PREFERENCE_LR_RATIO = {"dpo": 0.02, "orpo": 0.2}
@@ -118,6 +118,28 @@ def within_memory(shape: ModelConfig, options: dict[str, Any]) -> tuple[dict[str
     return chosen | {"optim": WITHIN_BACKWARD, **FROM_ELSEWHERE, "optim.lr": ADAFACTOR_LR}, line
 
 
+def recomputed(config: RunConfig, shape: ModelConfig) -> tuple[RunConfig, str | None]:
+    """The run with each layer's activations computed again in the backward pass, and a line that says so, where a step
+    fits into the free memory only then; else the run as it is.
+
+    An adapter's base counts with 4 bits unless ``lora.base_bits`` says otherwise, which is what is chosen where memory
+    is short, and a value of an activation with 2 bytes.
+    """
+    again, free = replace(config.train, gradient_checkpointing=True), available_bytes()
+    if config.lora.rank:
+        state = adapted_bytes(shape, config.lora.rank, config.lora.base_bits or 4)
+    else:
+        state = state_bytes(shape, config.optim.name)
+    needed, less = (state + step_bytes(shape, each, value_bytes=2) for each in (config.train, again))
+    if needed <= free or less > free or config.train.recompute == "layer":
+        return config, None
+    line = (
+        f"a step would take {needed / GIB:.1f} GiB and {free / GIB:.1f} GiB are available: layers are computed again "
+        f"in the backward pass (train.gradient_checkpointing=true), which takes {less / GIB:.1f} GiB and more time"
+    )
+    return replace(config, train=again), line
+
+
 def start_from(
     run: Run,
     directory: Path,
@@ -152,8 +174,8 @@ def start_from(
 def _own_optimizer(run: Run) -> dict[str, Any] | None:
     """The optimizer that a run was trained with: a model that changes it forgets more.
 
-    None for a model from elsewhere, and for a run that trained an adapter, whose learning rates are no model's. Those
-    for pairs of answers are as for conversations again.
+    None for a model from elsewhere, and for a run that trained an adapter: an adapter's learning rates are too high for
+    a model. A run on pairs of answers has changed the rates; the result has those for conversations.
     """
     config = saved_config(run.root)
     if not config.get("optim") or (config.get("lora") or {}).get("rank"):
@@ -180,8 +202,8 @@ def lora_lr(shape: ModelConfig) -> float:
 
 
 def answers_share(run: Run, tune: TuneOptions, *, pairs: bool = False) -> float:
-    """The share of a downloaded model's own answers to general questions (``own_answers.py``), whose text is not at
-    hand; 0 for a run. An adapter forgets, too."""
+    """The share of a downloaded model's own answers to general questions (``own_answers.py``), which stand in for its
+    training text; 0 for a run. It is the same with an adapter, which forgets, too."""
     if pairs or run.config_file is not None:
         return 0.0
     return OWN_ANSWERS if tune.replay is None else tune.replay

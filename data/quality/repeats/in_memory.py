@@ -18,8 +18,8 @@ class Finder:
     """
 
     def __init__(self, mode: Literal["exact", "near"], threshold: float, *, most_near: float = math.inf) -> None:
-        """``most_near``: so many documents are compared for near duplicates, of those behind them only exact ones are
-        found."""
+        """``most_near``: number of documents that are compared for near duplicates. Later
+        documents are compared for exact ones only."""
         self._most_near = most_near
         self._seen: set[int] = set()
         self._near: Any = None

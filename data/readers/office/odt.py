@@ -16,7 +16,7 @@ SKIPPED = {
     *("tracked-changes", "annotation", "sequence-decls", "variable-decls", "user-field-decls", "forms"),
     *("bookmark", "bibliography-mark", "table-of-content", "alphabetical-index", "title", "desc", "note-citation"),
 }
-"""Elements whose content is no text of the document: deletions, comments, indexes that a program makes."""
+"""Elements that hold no text of the document: deletions, comments, indexes that a program makes."""
 
 
 def text(data: bytes) -> str:

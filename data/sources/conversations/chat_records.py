@@ -305,7 +305,7 @@ def _only_list(value: Any) -> list[Any] | None:
 
 
 def _read_table(place: _Place, stream: io.BufferedReader) -> Iterator[Record | None]:
-    """The rows of a table, whose first line has the names of its columns."""
+    """The rows of a table. Its first line has the names of the columns."""
     csv.field_size_limit(1 << 28)
     lines = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape", newline="")
     header, before = lines.readline(), 0
@@ -383,7 +383,7 @@ def _text(value: Any) -> Any:
 
 
 def _whole_trees(records: Iterator[Record]) -> Iterator[Record]:
-    """Rows of messages as one record for each tree, whose rows stand together."""
+    """Rows of messages as one record for each tree. A tree's rows stand together."""
     group: list[Record] = []
     for record in records:
         tree = message_trees.tree_of(record.value)

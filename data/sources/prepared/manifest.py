@@ -32,8 +32,8 @@ from slm.data.tokenizers.tokenizer import Tokenizer
 VERSION = 1
 SHARDS, TOKENIZER = "shards", "tokenizer"
 TRAIN, VALIDATION, CALIBRATION, CALIBRATION_PASSAGE = range(4)
-"""The parts of a record. A run that does not calibrate its head trains on ``CALIBRATION``, too. Of a long document it
-trains on the rest only: ``CALIBRATION_PASSAGE`` is cut out of that."""
+"""The parts of a record. A run that does not calibrate its head trains on ``CALIBRATION``, too, but never on
+``CALIBRATION_PASSAGE``, which is cut out of a long document."""
 AT_TRAINING = ("kind", "name", "weight", "validated", "max_epochs", "files", "sources", "shuffle_buffer")
 """Options that are given beside a prepared corpus; the others have done their work."""
 WITHOUT_EFFECT = ("cache", "cache_dir", "revision")

@@ -189,7 +189,7 @@ def _text(content: str | Sequence[TextBlock]) -> str:
 
 
 def _messages(message: InputMessage) -> list[Message]:
-    """One message of blocks as chat messages: each result of a tool becomes one of its own, before the text."""
+    """One message of blocks as chat messages: each result of a tool becomes a separate message, before the text."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     results, texts, thoughts, calls = [], [], [], []

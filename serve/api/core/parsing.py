@@ -106,7 +106,7 @@ def _path(loc: tuple[int | str, ...], value: Any) -> list[str]:
 
 def _explain(error: ValidationError, cls: type[BaseModel], fields: dict[str, Any]) -> ApiError:
     errors = error.errors(include_url=False, include_input=False)
-    # Of a union's branches, the caller meant the one where the error lies deepest.
+    # The caller meant the branch of a union where the error lies deepest.
     first = max((each for each in errors if each["loc"][:1] == errors[0]["loc"][:1]), key=lambda each: len(each["loc"]))
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:  # the body itself

@@ -46,6 +46,7 @@ class Choice:
     """Tokens up to the event in which the reasoning ended."""
     n_drafted: int = 0
     n_accepted: int = 0
+    n_dropped: int = 0
     decode_s: float = 0.0
     finish: FinishReason | None = None
     stopped_by: StoppedBy | None = None
@@ -59,6 +60,12 @@ class ReplyForm:
     calls: CallForm | None = None
     """The form of tool calls; None where there can be none."""
     reasoning: Reasoning = "none"
+    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By function, the parameters that are texts whatever they look like."""
+
+    def reader(self) -> ReplyReader:
+        """Takes a reply of this form apart."""
+        return ReplyReader(self.calls, self.reasoning, self.texts)
 
 
 @dataclass(kw_only=True)
@@ -134,7 +141,7 @@ class ResponseBuilder(ABC):
         choice.logprobs.extend(event.logprobs)
         choice.n_tokens = max(choice.n_tokens, event.completion_tokens)
         choice.n_drafted, choice.n_accepted = event.drafted_tokens, event.accepted_tokens
-        choice.decode_s = event.decode_s
+        choice.n_dropped, choice.decode_s = event.dropped_tokens, event.decode_s
         choice.finish, choice.stopped_by = event.finish, event.stopped_by
         choice.stop_string = event.stop_string
 
@@ -156,6 +163,8 @@ class ResponseBuilder(ABC):
             n_accepted = sum(choice.n_accepted for choice in self._choices)
             details["accepted_prediction_tokens"] = n_accepted
             details["rejected_prediction_tokens"] = n_drafted - n_accepted
+        if n_dropped := sum(choice.n_dropped for choice in self._choices):
+            details["dropped_tokens"] = n_dropped
         if self.n_reasoning:
             details["reasoning_tokens"] = self.n_reasoning
         if details:
@@ -209,7 +218,7 @@ class ResponseBuilder(ABC):
         """The chunks of a stream that an event makes. The event must have been given to ``add``."""
 
     def usage_chunk(self) -> Mapping[str, Any]:
-        """The last chunk of a stream whose client asked for usage, in APIs where it can ask."""
+        """The last chunk of a stream where the client asked for usage, in APIs where it can ask."""
         raise NotImplementedError
 
     def progress_chunk(self, index: int, event: PrefillProgress) -> Mapping[str, Any]:
@@ -249,7 +258,7 @@ class BlockBuilder(ResponseBuilder):
 
     def __init__(self, *, model: str, form: ReplyForm) -> None:
         super().__init__(model=model, n_choices=1, n=1, with_logprobs=False)
-        self._reader = ReplyReader(form.calls, form.reasoning)
+        self._reader = form.reader()
         self._blocks: list[Block] = []
         self._events: list[dict[str, Any]] = []
         """The event that was added last."""

@@ -224,6 +224,18 @@ class SamplingFields(ModelRequest):
     id_slot: int | None = Field(
         default=None, ge=-1, le=1023, description="the slot of the cache to use if it is free; -1: any"
     )
+    n_keep: int = Field(
+        default=0,
+        ge=-1,
+        le=_NO_LIMIT,
+        description="with serve.context_shift: the first tokens of the prompt that always stay; -1: all of them",
+    )
+    n_discard: int = Field(
+        default=0,
+        ge=0,
+        le=_NO_LIMIT,
+        description="with serve.context_shift: how many tokens go when the context is full; 0: half of the others",
+    )
     timings_per_token: bool = Field(default=False, description="every event of a stream has the `timings` so far")
     repeat_last_n: int | None = Field(
         default=None,
@@ -528,6 +540,7 @@ class Thinking(Strict):
     place = "thinking"
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=0, le=_NO_LIMIT, description="most tokens of reasoning")
 
 
 class ReasoningOptions(Strict):
@@ -537,6 +550,7 @@ class ReasoningOptions(Strict):
 
     effort: str | None = Field(default=None, max_length=32)
     enabled: bool | None = None
+    max_tokens: int | None = Field(default=None, ge=0, le=_NO_LIMIT, description="most tokens of reasoning")
 
 
 class ChatRequest(_GenerationRequest):
@@ -588,6 +602,12 @@ class ChatRequest(_GenerationRequest):
     think: bool | str | None = Field(default=None, description="Ollama's form of enable_thinking and reasoning_effort")
     thinking: bool | Thinking | None = Field(default=None, description="Anthropic's form of enable_thinking")
     reasoning: ReasoningOptions | None = Field(default=None, description="reasoning_effort and more, in an object")
+    thinking_budget_tokens: int | None = Field(
+        default=None,
+        ge=-1,
+        le=_NO_LIMIT,
+        description="most tokens of reasoning, behind which the answer begins; -1: no limit; default: the server's",
+    )
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = Field(
         default=None, description="llama-server's form of separate_reasoning: none is false"
     )
@@ -603,7 +623,7 @@ class ChatRequest(_GenerationRequest):
         }
 
     def template_options(self) -> dict[str, tuple[str, Any]]:
-        """Variables for the chat template that fields of their own give: each with the field that it comes from."""
+        """Variables for the chat template that have their own field in the request, each with the field's name."""
         out: dict[str, tuple[str, Any]] = {}
 
         def thinks(where: str, value: bool) -> None:
@@ -630,6 +650,16 @@ class ChatRequest(_GenerationRequest):
         if self.verbosity is not None:
             out["verbosity"] = ("verbosity", self.verbosity)
         return {name: each for name, each in out.items() if name not in self.chat_template_kwargs}
+
+    def reasoning_budget(self, default: int) -> int | None:
+        """Most tokens of reasoning; None: no limit. ``default``: the server's, -1 for none."""
+        given = [
+            self.thinking_budget_tokens,
+            self.reasoning.max_tokens if self.reasoning else None,
+            self.thinking.budget_tokens if isinstance(self.thinking, Thinking) else None,
+        ]
+        chosen = next((each for each in given if each is not None), default)
+        return None if chosen < 0 else chosen
 
     @property
     def separates_reasoning(self) -> bool:

@@ -33,6 +33,9 @@ class PromptTokensDetails(TypedDict):
 class CompletionTokensDetails(TypedDict):
     accepted_prediction_tokens: NotRequired[Annotated[int, Field(description="draft tokens that were accepted")]]
     rejected_prediction_tokens: NotRequired[Annotated[int, Field(description="draft tokens that were rejected")]]
+    dropped_tokens: NotRequired[
+        Annotated[int, Field(description="the oldest tokens that were dropped because the context was full")]
+    ]
     reasoning_tokens: NotRequired[
         Annotated[int, Field(description="tokens up to the event of the stream in which the reasoning ended")]
     ]

@@ -25,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 PING_S = 5.0
 """While there is nothing to send, the client and what is in between hear so often that the server is at work."""
 _GRACE_S = 2.0
-"""The engine ends requests whose time is over by itself; an engine that hangs cannot."""
+"""The engine itself ends requests that have run out of time; an engine that hangs cannot."""
 
 
 def expire_later(request_stream: RequestStream, ends_at: float | None) -> asyncio.TimerHandle | None:

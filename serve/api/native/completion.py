@@ -105,7 +105,7 @@ class NativeBuilder(ResponseBuilder):
             generation_settings={**self._settings},
             prompt=self._prompts[index // self._n],
             has_new_line="\n" in said,
-            truncated=choice.stopped_by == "context",
+            truncated=choice.stopped_by == "context" or choice.n_dropped > 0,
             stop_type=_stop_type(choice),
             stopping_word=choice.stop_string or "",
             tokens_cached=choice.prefill.cached_tokens if choice.prefill is not None else 0,

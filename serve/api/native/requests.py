@@ -58,8 +58,6 @@ class NativeCompletionRequest(CompletionRequest):
         default=[], description="only these fields of the response; a/b is the field b of a"
     )
     n_cmpl: int | None = Field(default=None, ge=1, le=128, description="another name of n")
-    n_keep: int = Field(default=0, description="accepted, without effect: the context is not shifted")
-    n_discard: int = Field(default=0, description="accepted, without effect: the context is not shifted")
     n_cache_reuse: int = Field(default=0, description="accepted, without effect")
     min_keep: Literal[0] = Field(default=0, description="only 0")
     n_indent: Literal[0] = Field(default=0, description="only 0")
@@ -125,7 +123,7 @@ class InfillRequest(NativeCompletionRequest):
     input_prefix: str = Field(description="the text before the gap")
     input_suffix: str = Field(description="the text behind the gap")
     input_extra: Annotated[list[OtherFile], Field(max_length=_MAX_FILES)] = Field(
-        default=[], description="other files, for the models whose vocabulary has a token for them"
+        default=[], description="other files, for models with a token for them in the vocabulary"
     )
 
 
@@ -137,7 +135,7 @@ class RerankRequest(ModelRequest):
     texts: Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] | None = Field(
         default=None, description="instead of documents: the response is a bare list, as TEI gives it"
     )
-    top_n: int | None = Field(default=None, ge=1, description="only so many of the best; default: all")
+    top_n: int | None = Field(default=None, ge=1, description="only this many of the best; default: all")
     return_text: bool = Field(default=False, description="with texts: each result has its text")
     return_documents: bool = Field(default=False, description="with documents: each result has its document")
 

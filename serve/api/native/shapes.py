@@ -58,7 +58,9 @@ class NativeCompletion(TypedDict):
     generation_settings: dict[str, Any]
     prompt: str
     has_new_line: bool
-    truncated: Annotated[bool, Field(description="whether the end of the context cut the text off")]
+    truncated: Annotated[
+        bool, Field(description="whether the end of the context cut the text off, or tokens were dropped there")
+    ]
     stop_type: StopType
     stopping_word: str
     tokens_cached: Annotated[int, Field(description="prompt tokens found in the prefix cache")]

@@ -15,7 +15,7 @@ from slm.serve.api.core.replies import Message, ReplyForm, ResponseBuilder, fini
 from slm.serve.api.errors import Error
 from slm.serve.api.ollama.shapes import OllamaLogprob, OllamaTotals
 from slm.serve.engine.protocol import Delta, PrefillDone, TokenLogprob
-from slm.serve.tools.reply_reader import Piece, ReplyReader
+from slm.serve.tools.reply_reader import Piece
 
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -34,7 +34,7 @@ class OllamaBuilder(ResponseBuilder):
         super().__init__(model=model, n_choices=1, n=1, with_logprobs=with_logprobs)
         form = form or ReplyForm()
         self._kind = kind
-        self._message = Message(reader=ReplyReader(form.calls, form.reasoning))
+        self._message = Message(reader=form.reader())
         self._pieces: list[Piece] = []
         """The event that was added last."""
         self._n_sent_calls = 0

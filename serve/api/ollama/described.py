@@ -91,7 +91,7 @@ POSTS: dict[str, Post] = {
     ),
 }
 GETS: dict[str, Get] = {
-    "/api/version": Get(tag=_TAG, summary="The version of Ollama whose API this is", response=shapes.OllamaVersion),
+    "/api/version": Get(tag=_TAG, summary="The version of Ollama that this API follows", response=shapes.OllamaVersion),
     "/api/tags": Get(tag=_TAG, summary="The models", response=shapes.OllamaModels),
     "/api/ps": Get(tag=_TAG, summary="The models that are loaded", response=shapes.OllamaProcesses),
 }

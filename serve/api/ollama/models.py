@@ -15,7 +15,7 @@ from slm.serve.api.ollama.shapes import OllamaDetails, OllamaModel, OllamaRunnin
 from slm.serve.pool.model_pool import Served
 
 VERSION = "0.12.6"
-"""The version of Ollama whose API this is. Clients refuse one that is too old for them."""
+"""The version of Ollama that this API follows. Clients refuse one that is too old for them."""
 FILE_TYPES = dict(
     enumerate(
         [

@@ -18,12 +18,12 @@ from slm.serve.api.errors import ApiError
 
 _NO_EFFECT = {
     *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
-    *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep", "penalize_newline", "tfs_z"),
+    *("use_mmap", "use_mlock", "embedding_only", "num_thread", "penalize_newline", "tfs_z"),
 }
 """Options of the model's loading, which the server's own options decide, and ones that Ollama itself ignores today."""
 _ALIKE = {
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "seed", "stop"),
-    *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta"),
+    *("presence_penalty", "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "num_keep"),
 }
 """Options that have the same name in OpenAI's form of this server."""
 
@@ -119,7 +119,7 @@ class _TextRequest(OllamaRequest):
                 value = 65536  # the whole context
             if name.startswith("mirostat") and not self.options.get("mirostat"):
                 continue
-            fields[name] = value
+            fields["n_keep" if name == "num_keep" else name] = value
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):

@@ -19,7 +19,7 @@ from slm.serve.api.openai.response_shapes import (
     TopLogprob,
 )
 from slm.serve.engine.protocol import Delta, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
-from slm.serve.tools.reply_reader import Piece, ReplyReader
+from slm.serve.tools.reply_reader import Piece
 
 
 class ChatCompletionBuilder(ResponseBuilder):
@@ -32,7 +32,7 @@ class ChatCompletionBuilder(ResponseBuilder):
     ) -> None:
         super().__init__(model=model, n_choices=n_choices, n=n, with_logprobs=with_logprobs)
         form = form or ReplyForm()
-        self._messages = [Message(reader=ReplyReader(form.calls, form.reasoning)) for _ in range(n_choices)]
+        self._messages = [Message(reader=form.reader()) for _ in range(n_choices)]
         self._pieces: list[Piece] = []
         """The event that was added last."""
 
@@ -61,7 +61,7 @@ class ChatCompletionBuilder(ResponseBuilder):
         return body
 
     def usage_chunk(self) -> ChatCompletionChunk:
-        """The last chunk of a stream whose client asked for usage."""
+        """The last chunk of a stream where the client asked for usage."""
         chunk = self._chunk([])
         chunk["usage"], chunk["timings"] = self.usage(), self.timings()
         return chunk

@@ -22,7 +22,7 @@ class CompletionBuilder(ResponseBuilder):
         return body
 
     def usage_chunk(self) -> Completion:
-        """The last chunk of a stream whose client asked for usage."""
+        """The last chunk of a stream where the client asked for usage."""
         return self._with_usage(self._completion([]))
 
     def progress_chunk(self, index: int, event: PrefillProgress) -> Completion:

@@ -42,14 +42,15 @@ from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.chat_template import ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
-from slm.serve.engine.protocol import Detokenize, Generate, Tokenize
+from slm.serve.engine.protocol import Detokenize, Generate, ThoughtLimit, Tokenize
 from slm.serve.grammar.forms import Grammar
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
 from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
-from slm.serve.tools.call_form import END_OF_THINK
+from slm.serve.tools.call_form import END_OF_THINK, THINK
 from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.written_arguments import texts_of
 
 _ACCEPT_S = 0.1
 """The engine accepts or refuses a prompt of usual length within some milliseconds. After so long a stream begins all
@@ -300,7 +301,9 @@ class GenerationRoutes(ModelRoutes):
                 grammar = asked.text
                 if reasoning == "open" and END_OF_THINK not in asked.rules:
                     reasoning = "none"  # the caller's own grammar holds from the first character on
-        form = ReplyForm(calls=None if use is None else chat.call_form, reasoning=reasoning)
+        calls = None if use is None else chat.call_form
+        texts = {} if use is None else {tool.name: texts_of(tool.parameters) for tool in use.tools}
+        form = ReplyForm(calls=calls, reasoning=reasoning, texts=texts)
         base = Generate(
             id="",
             prompt="",
@@ -309,7 +312,9 @@ class GenerationRoutes(ModelRoutes):
             literal_spans=rendered.literal_spans,
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
-            stop_until="" if use is None else chat.call_form.mark,
+            stop_until="" if calls is None else calls.mark,
+            shown=() if calls is None else calls.controls,
+            thought=_thought_limit(body.reasoning_budget(self._options.reasoning_budget), reasoning),
             sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.cache_prompt,
             return_progress=body.wants_progress,
@@ -358,7 +363,7 @@ class GenerationRoutes(ModelRoutes):
             raise ApiError(400, f"{error}.", param="messages") from None
 
     async def _count(self, context: RequestContext, rendered: RenderedChat, limit: int | None = None) -> int:
-        """Tokens of a prompt. Of more than ``limit``, it is only certain that they are more; None: no limit."""
+        """Tokens of a prompt. Counting may stop above ``limit``, with a result above it. None: no limit."""
         query = Tokenize(
             id=context.lease.engine.next_id(),
             text=rendered.text,
@@ -456,13 +461,19 @@ def _with_warnings(
     return [{**each, "warnings": list(warnings)} for each in body]
 
 
+def _thought_limit(tokens: int | None, reasoning: Reasoning) -> ThoughtLimit | None:
+    if tokens is None or reasoning == "none":
+        return None
+    return ThoughtLimit(tokens=tokens, opened=reasoning == "open", begin=THINK, end=END_OF_THINK)
+
+
 def choices(
     context: RequestContext,
     base: Generate,
     prompts: Iterable[Prompt],
     body: CompletionRequest | ChatRequest,
 ) -> list[Generate]:
-    """``body.n`` sequences for each prompt, the seed of each one higher. Prompts have seeds of their own, unless the
+    """``body.n`` sequences for each prompt, the seed of each one higher. Each prompt draws its own seed, unless the
     request gives one."""
     out = []
     lease = context.lease
@@ -477,6 +488,8 @@ def choices(
                     prompt=prompt,
                     adapters=adapters,
                     slot=body.id_slot,
+                    n_keep=body.n_keep,
+                    n_discard=body.n_discard,
                     sampling=replace(base.sampling, seed=seed + i),
                     deadline_s=context.seconds_left,
                 )

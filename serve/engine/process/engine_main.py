@@ -1,4 +1,4 @@
-"""The engine's process: native aborts stay in it, and the decode loop has a GIL of its own.
+"""The engine's process: native aborts stay in it, and the decode loop has its own GIL.
 
 Tested in tests/serve/test_life.py, tests/serve/test_several_models.py, tests/serve/engine/process/test_intake.py.
 """
@@ -57,7 +57,7 @@ def run_engine(config: EngineConfig, commands: Connection, events: Connection) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _set_process_name(PROCESS_NAME)
     sys.setswitchinterval(GIL_S)
-    # When llama.cpp aborts, it starts a debugger where there is one. That takes seconds in which nobody is served.
+    # When llama.cpp aborts, it starts a debugger where there is one. This takes seconds in which nobody is served.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     from slm.llama.errors import LlamaError
     from slm.serve.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""Draft tokens from a smaller model of the same vocabulary, which has a KV cache of its own."""
+"""Draft tokens from a smaller model with the same vocabulary and its own KV cache."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MIN_GAIN = 1.05
 """A step with draft tokens must be expected to give this many times the tokens per second of a step without."""
 
 _MIN_RATES = (0.2, 0.5, 0.75)
-"""Sequences are chosen together: those whose draft tokens are accepted at least so often."""
+"""Sequences with at least this share of accepted draft tokens are chosen together."""
 
 _MATCH_BOUNDS = (3, 5, 8, 16)
 """Matches are classed by length: below the first of these, below the second and so on."""
@@ -102,7 +102,7 @@ class Planner:
     ``cost``: of a forward pass of the model. ``shared``: whether there is one cache for all sequences. With a cache per
     slot, llama.cpp computes sequences in neighbouring slots together only for as many tokens as the shortest of them
     has, and the rest in their own passes. ``draft_cost(sequences, n)``: seconds to make ``n`` draft tokens for each.
-    ``always``: so many for every sequence, whatever they cost; 0: as many as pay.
+    ``always``: number of draft tokens for every sequence, whatever they cost; 0: as many as pay.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ _MEASURED_ROWS = (1, 2, 4, 8, 12, 15, 16, 24, 31, 32)
 
 
 def measure_step_cost(context: Context, batch: Batch) -> StepCost:
-    """How long passes of different numbers of rows take; clears the cache. Raises ``UserError`` for a model whose cache
+    """How long passes of different numbers of rows take; clears the cache. Raises ``UserError`` if the model's cache
     cannot take back tokens."""
     if not context.model.keeps_cells:
         raise UserError(f"the cache of {context.model.path} cannot take back tokens; use serve.speculate=none")

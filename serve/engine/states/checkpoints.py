@@ -1,4 +1,4 @@
-"""States of slots at some positions, for models whose slots cannot be cut back there: those with short convolutions or
+"""States of slots at some positions, for models that cannot cut a slot back there: those with short convolutions or
 another recurrent state (LFM2, Mamba), and with sliding windows (Gemma 3). Plain data: no model, no clock.
 
 A state is small beside the keys and values that the slot holds anyway; of a window it is the window's.

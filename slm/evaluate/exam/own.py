@@ -282,3 +282,6 @@ def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
         [[cell(each) for _, cell in used] for each in rows],
         caption="\n".join(lines),
     )
+    if set(scores) == {"exact"} and (longer := max((row["contains"] or 0) - row["right"] for row in rows)) > 0:
+        replies = "reply contains" if longer == 1 else "replies contain"
+        print(f"{longer:,} wrong {replies} the expected answer: score=contains counts such replies as right")

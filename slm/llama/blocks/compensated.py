@@ -23,7 +23,7 @@ DAMPING = 0.01
 """Share of the mean of H's diagonal that is added to it, so that the factorization exists and rare inputs change
 little."""
 _AT_ONCE = 8
-"""Columns whose effect on later blocks is summed up in one matrix product."""
+"""Number of columns with one matrix product for their effect on later blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +119,8 @@ def _order(diagonal_D: np.ndarray, width: int) -> np.ndarray:
 
 
 def _factor(moments_DD: Tensor, order_D: np.ndarray) -> Tensor:
-    """float32 [D, D]: the upper Cholesky factor of the damped inverse, columns in their order. A column whose input is
-    always zero stands for itself."""
+    """float32 [D, D]: the upper Cholesky factor of the damped inverse, columns in their order. A column with an input
+    of zeros only stands for itself."""
     order = torch.from_numpy(order_D)
     h_DD = moments_DD.double()[order][:, order]
     diagonal_D = h_DD.diagonal()

@@ -1,7 +1,7 @@
 """The numbers that a block can stand for once its scales are fixed, and how a choice among them is written into it.
 
 A weight of a block is ``scale * level - offset``. Scale and offset belong to a part of the block and are kept; the
-level is one of the type's, chosen by a code of 2 to 8 bits. The layouts are those of ggml-common.h.
+level is one of the type's, chosen by a code of 2 to 8 bits. The layouts follow ggml-common.h.
 
 Shape suffixes: N blocks, S bytes of a block, W weights of a block.
 """
@@ -56,7 +56,7 @@ _LAYOUTS = {
     "q6_k": _Layout((_Plane(0, 128, 64, _NIBBLES), _Plane(128, 64, 32, _PAIRS, up=4)), tuple(range(-32, 32))),
 }
 KINDS = tuple(_LAYOUTS)
-"""The types whose levels can be chosen here."""
+"""The types with levels that can be chosen here."""
 
 
 def levels(kind: str) -> np.ndarray:
@@ -98,7 +98,7 @@ class Columns:
     """float32: the level of each code, rising."""
 
     def nearest(self, weights_N: np.ndarray, column: int) -> tuple[np.ndarray, np.ndarray]:
-        """uint8 [N], the codes whose values are nearest to one weight of each block, and float32 [N], these values."""
+        """uint8 [N], the codes with the values nearest to one weight of each block, and float32 [N], these values."""
         wanted_N = weights_N if self.offset is None else weights_N + self.offset[column]
         wanted_N = wanted_N / self.divisor[column]
         if self.kind in ("iq4_nl", "iq4_xs"):
@@ -136,7 +136,7 @@ def read_codes(kind: str, blocks_NS: np.ndarray) -> np.ndarray:
 
 
 def write_codes(kind: str, blocks_NS: np.ndarray, codes_NW: np.ndarray) -> None:
-    """Put the codes into the blocks, whose scales stay."""
+    """Put the codes into the blocks. Their scales stay."""
     layout, n = _LAYOUTS[kind], len(blocks_NS)
     codes_NW = codes_NW ^ np.uint8(layout.flipped)
     for plane in layout.planes:

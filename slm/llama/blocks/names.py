@@ -23,7 +23,7 @@ _POST_NORM_NAMES = _LAYER_NAMES | {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
-"""Those of an architecture whose branches are normed at their end, too."""
+"""The names of an architecture with norms at the end of branches, too."""
 _LFM2_NAMES = {
     "operator_norm": "attn_norm",
     "self_attn.out_proj": "attn_output",

@@ -27,7 +27,7 @@ ROWS = 2
 def tensor_types(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]], file_type: str) -> dict[str, str]:
     """Hugging Face name -> ggml type in a file of ``file_type``, made without an importance matrix.
 
-    ``shapes``: of the model's tensors by Hugging Face's names (a tied head has none of its own).
+    ``shapes``: the shapes of the model's tensors by Hugging Face's names (a tied head is not among them).
     """
     with tempfile.TemporaryDirectory(prefix="slm-types-") as folder:
         source, target = Path(folder) / "f32.gguf", Path(folder) / "quantized.gguf"

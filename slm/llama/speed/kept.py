@@ -103,7 +103,7 @@ class DecodeSpeeds:
     shape: Shape
     threads: int
     tok_s: dict[str, float]
-    """ggml type -> tokens per second of a model whose matrices all have it, as ``workload`` defines them; medians."""
+    """ggml type -> median tokens per second of a model with this type in all matrices, as ``workload`` defines them."""
     workload: Workload = USUAL
 
     @property
@@ -112,8 +112,8 @@ class DecodeSpeeds:
         return max(self.tok_s, key=lambda kind: self.tok_s[kind])
 
     def seconds_per_weight(self, kind: str) -> float:
-        """A token's time, shared out evenly over the weights that it reads. Of a type that was not measured, the time
-        of the slowest."""
+        """A token's time, divided by the number of weights that it reads. A type that was not measured has the time of
+        the slowest one."""
         return 1 / (self.tok_s.get(kind, min(self.tok_s.values())) * self.shape.n_read)
 
 

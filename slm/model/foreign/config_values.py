@@ -10,13 +10,15 @@ from slm.data.errors import UserError
 from slm.model.rope import number
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+_IDS = ("bos_token_id", "eos_token_id")
 _POSITIVE = ("num_attention_heads", "rope_theta", "rope_local_base_freq")
 _NOT_NEGATIVE = ("rms_norm_eps", "norm_eps")
 _FRACTIONS = (*_POSITIVE[1:], *_NOT_NEGATIVE, "query_pre_attn_scalar", *MULTIPLIERS)
 _NUMBERS = (
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "sliding_window", "conv_L_cache", *_FRACTIONS),
-    *("bos_token_id", "eos_token_id"),
+    *("num_local_experts", "shared_intermediate_size"),
+    *_IDS,
 )
 """Keys with numbers as values; those of ``_FRACTIONS`` need not be whole."""
 _TRUTHS = (
@@ -49,6 +51,12 @@ def cleaned(config: Any) -> dict[str, Any]:
             found[key] = [_number(each, key) for each in value] or None
         elif value is not None:
             found[key] = _number(value, key)
+        if key in _IDS and isinstance(found.get(key), int) and found[key] < 0:
+            found[key] = None  # how some programs write that there is no such token
+    if found.get("hidden_act") == "swish":
+        found["hidden_act"] = "silu"  # another name of it
+    if not found.get("quantization_config"):
+        found.pop("quantization_config", None)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The account of a source's text: its numbers are those of the streams."""
+"""The account of a source's text counts what the streams give."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def read(config):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_taken_is_what_the_stream_gives(tmp_path, tokenizer, seed):
-    """Any mix of empty, short, repeated and held-out records, of its own text and of validation files."""
+    """Any mix of empty, short, repeated and held-out records, of training text and of validation files."""
     chance = random.Random(seed)
     rows = [story(seed, index) for index in range(chance.randint(30, 120))]
     rows += ["", "  ", "short", *rows[:5], rows[0] + " again"]

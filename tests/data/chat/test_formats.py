@@ -292,7 +292,7 @@ def test_columns_are_named():
 
 
 def test_calls_that_follow_each_other_are_one_answer():
-    """As in ms-swift's data, whose calls are turns of their own."""
+    """As in ms-swift's data, where each call is a separate turn."""
     call = {"role": "tool_call", "content": json.dumps({"name": "f", "arguments": {"a": 1}})}
     turns = [
         ASKED,
@@ -366,7 +366,7 @@ def test_a_conversation_travels_as_one_line():
 
 @pytest.mark.parametrize("system", [None, "Be kind."])
 def test_answers_that_repeat_the_prompt_hold_it_once(system):
-    """As in ultrafeedback_binarized, whose chosen and rejected are whole conversations."""
+    """As in ultrafeedback_binarized, where chosen and rejected are whole conversations."""
     no = {"role": "assistant", "content": "No."}
     record = {"prompt": "How are you?", "chosen": [ASKED, ANSWERED], "rejected": [ASKED, no]}
     start = [] if system is None else [{"role": "system", "content": system}]
@@ -389,7 +389,7 @@ def test_the_whole_conversation_beside_its_last_question_is_taken_once():
     again = [{"role": "system", "content": "s"}, asked, ANSWERED]
     found = read_record({"prompt": [again[0], ASKED, ANSWERED, asked], "completion": again})[1]["messages"]
     assert found == [again[0], *turns]
-    # A whole conversation whose first question is its last one, too, and whose earlier answer is spelt otherwise.
+    # A whole conversation with the same first and last question; its earlier answer is spelt otherwise.
     spelt = [asked, ANSWERED | {"content": "Fine"}, asked, ANSWERED]
     assert read_record({"prompt": [asked, ANSWERED, asked], "completion": spelt})[1]["messages"] == spelt
     # Another question after an answer goes on, too.

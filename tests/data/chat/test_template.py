@@ -1,4 +1,4 @@
-"""Rendered conversations are those of transformers, and the assistant's parts in them are found."""
+"""Conversations are rendered as transformers renders them, and the assistant's parts in them are found."""
 
 import datetime
 import itertools
@@ -75,7 +75,7 @@ def test_an_earlier_call_is_learned_without_what_the_template_puts_before_a_last
 
 
 def test_what_a_template_puts_behind_the_last_answer_alone_is_no_part_of_others():
-    """Phi-3.5's template ends the text with a token of its own."""
+    """Phi-3.5's template ends the text with an additional token."""
     ends = CHATML + "{%- if not add_generation_prompt -%}{{- eos_token -}}{%- endif -%}"
     made = ChatTemplate(ends, bos="", eos="<|endoftext|>", control_tokens=MARKS)
     rendered = made.render(talk("Hi", "Hello", "Who?", "Me"))

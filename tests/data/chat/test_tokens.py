@@ -55,7 +55,7 @@ def test_ids_are_those_of_transformers(base, tmp_path):
 
 
 def test_what_is_scored_is_what_generation_writes(base):
-    """The ids before an answer are those of its prompt, and the answer ends with the token that ends a turn."""
+    """The ids before an answer equal its prompt's, and the answer ends with the token that ends a turn."""
     encoder = ChatEncoder(with_chatml(base))
     assert encoder.end_of_turn == base.vocab_size + 1
     for each in conversations():

@@ -16,7 +16,7 @@ SMOLLM2 = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""Of a model that knows no tools: it writes neither ``tools`` nor ``tool_calls``."""
+"""The template of a model that knows no tools: it writes neither ``tools`` nor ``tool_calls``."""
 DEEPSEEK = (
     "{%- for m in messages %}{%- if m.role == 'assistant' and m.tool_calls %}{{- '<a>' }}"
     "{%- for call in m.tool_calls %}{{- '<call>' + call.function.name + '\n' + call.function.arguments }}{%- endfor %}"

@@ -19,7 +19,7 @@ from slm.data.sources.filters import make_change, make_filter
 NEEDED = 10_000
 """Tokens a second: what a model of 10 million parameters learns from on two cores, at most."""
 BYTES_PER_TOKEN = 4.4
-"""Of GPT-2's tokens in Wikipedia."""
+"""Mean length of GPT-2's tokens in Wikipedia."""
 
 
 def filtering(**options: object) -> Callable[[list[str]], object]:

@@ -1,4 +1,4 @@
-"""A filter of one's own: it is found, used in every process, and its mistakes are one line."""
+"""A user's filter: it is found, used in every process, and its mistakes are one line."""
 
 import itertools
 

@@ -188,7 +188,7 @@ def test_the_list_is_made_once_and_again_where_it_is_damaged(tmp_path, capsys):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_held_out_document_is_trained_on(tmp_path, seed):
-    """Sources that hold out different shares of the same documents, with and without validation files of their own."""
+    """Sources that hold out different shares of the same documents, with and without separate validation files."""
     rng = random.Random(seed)
     pool = [article(i, rng.randrange(5, 60)) for i in range(120)]
     sources = []

@@ -269,7 +269,7 @@ def test_a_folders_other_json_files_are_left_out_and_named(tmp_path, capsys):
         (folder / name).unlink()
     with pytest.raises(UserError, match=r"holds no file of text, but 4 \.json without"):
         make_plans(local(folder), "train")
-    # A key of one's own.
+    # A user's key.
     (folder / "own.json").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
     assert make_plans(local(folder, text_field="body"), "train")[0].files == (str(folder / "own.json"),)
 

@@ -121,7 +121,7 @@ def test_many_files_are_held_out_as_a_whole_or_not_at_all(tmp_path):
 
 
 def held_out_share(config):
-    """Of the characters; the splits have no document in common, and lose none."""
+    """The share of characters that is held out; the splits have no document in common, and lose none."""
     train, validation = (list(iter_documents(config, s, 1)) for s in ("train", "validation"))
     assert not set(train) & set(validation)
     n_validation = sum(map(len, validation))
@@ -131,7 +131,7 @@ def held_out_share(config):
 @pytest.mark.parametrize("total", [10_000, 50_000, 144_000, 1_000_000])
 @pytest.mark.parametrize("form", ["equal", "uneven", "jsonl", "one"])
 def test_at_least_16_kb_but_at_most_about_a_tenth(tmp_path, total, form):
-    """Of uneven notes, one long note with a small hash made 56 % of 50 KB."""
+    """One long note with a small hash was 56 % of 50 KB of uneven notes."""
     sizes = {
         "equal": [total // 40] * 40,
         "uneven": [total // 2, total // 5, *[total // 100] * 30],

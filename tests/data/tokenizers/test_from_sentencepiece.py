@@ -145,6 +145,12 @@ def test_other_files_are_refused(tmp_path, content):
         load_tokenizer(tmp_path / "t.model")
 
 
+def test_tiktokens_list_of_tokens_is_named(tmp_path):
+    (tmp_path / "tokenizer.model").write_bytes(b"IQ== 0\r\nIg== 1\r\n")
+    with pytest.raises(UserError, match="is a list of tokens of tiktoken, which does not say how text is split"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_model_without_an_end_needs_one_named(tmp_path):
     content = train("bpe", eos_id=-1, control_symbols=["<stop>"], **PLAIN)
     assert ours.parse(content, "t").eos_id == -1
@@ -156,7 +162,7 @@ def test_a_model_without_an_end_needs_one_named(tmp_path):
 
 
 def test_gemmas_kind_of_tokenizer(tmp_path):
-    """Runs of spaces and line breaks are added tokens, spaces have a letter of their own, nothing is put before."""
+    """Runs of spaces and line breaks are added tokens, spaces have their own letter, nothing is put before."""
     from tests.helpers.tokenizers import auto, ids_of, save_gemma_like, stories
 
     save_gemma_like(tmp_path, "\n".join(stories(100)))

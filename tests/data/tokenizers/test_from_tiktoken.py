@@ -51,7 +51,7 @@ CL100K = (
 
 @pytest.fixture(scope="session")
 def like_cl100k(bpe):
-    """A tiktoken encoding with cl100k_base's pattern and gaps in its ids, on a small vocabulary of our own."""
+    """A tiktoken encoding with cl100k_base's pattern and gaps in its ids, on a small vocabulary made here."""
     spec = json.loads(bpe.files["tokenizer.json"])
     ordinary = sorted((id, token) for token, id in spec["model"]["vocab"].items() if token != EOT)
     ranks = {bpe.token_bytes(id): rank for rank, (id, _) in enumerate(ordinary)}

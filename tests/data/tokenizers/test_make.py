@@ -92,6 +92,16 @@ def test_missing_files(tmp_path):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"neither tokenizer.json nor tokenizer.model"):
         load_tokenizer(tmp_path)
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(UserError, match=r"vocab\.json and merges\.txt, which do not say how text is split"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(bpe, tmp_path):
+    bpe.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (tmp_path / name).read_bytes())
+    assert load_tokenizer(tmp_path).encode("the bear") == bpe.encode("the bear")
 
 
 def test_without_its_vocabulary_a_bpe_of_ones_own_text_can_serve(monkeypatch, tmp_path):

@@ -99,7 +99,8 @@ def test_the_figures_are_those_of_the_exported_files(run, capsys, monkeypatch):
         assert each["decode_bound_tok_s"] == pytest.approx(read / each["bytes_per_token"])
     assert 0.5 < large["bytes_per_token"] / (large["size_mib"] * 2**20) <= 1
     assert "[4 of 4] q8_0" in out
-    assert record["recommendation"] in out
+    assert record["recommendation"] in " ".join(out.split())
+    assert [line for line in out.splitlines() if line.startswith("> ")], "the recommended row is marked"
 
     # The same again, with chosen mixes: known rows are not measured again, new ones are, all are timed in turn.
     goals = "quant=q4_0,q8_0,auto:5,auto:1tok/s,auto:900000tok/s,auto:1"

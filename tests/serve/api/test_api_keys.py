@@ -1,4 +1,4 @@
-"""Wrong keys and other origins, on every route that the application has. Numbers are those of the reliability list
+"""Wrong keys and other origins, on every route that the application has. Numbers refer to the reliability list
 (docs/results/serving-reliability.md)."""
 
 import httpx

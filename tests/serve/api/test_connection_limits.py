@@ -1,6 +1,6 @@
 """Slow ends and crowds of connections, against a real server over real sockets.
 
-Numbers are those of the reliability list (docs/results/serving-reliability.md).
+Numbers refer to the reliability list (docs/results/serving-reliability.md).
 """
 
 import contextlib

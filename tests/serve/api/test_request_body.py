@@ -1,4 +1,4 @@
-"""Bodies over the limit. Numbers are those of the reliability list (docs/results/serving-reliability.md)."""
+"""Bodies over the limit. Numbers refer to the reliability list (docs/results/serving-reliability.md)."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def test_a_body_over_the_limit_is_told_and_not_torn_off(server):
 
 
 def test_connections_cannot_fill_the_memory_with_bodies(monkeypatch):
-    """Of 100 bodies of a megabyte, as many are read at a time as there is room for; then the others."""
+    """100 bodies of a megabyte: as many are read at a time as there is room for, then the others."""
     monkeypatch.setattr(request_body, "_ROOM", 8 << 20)
     held, most, begun = 0, 0, asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Streams of server-sent events. Numbers are those of the reliability list (docs/results/serving-reliability.md)."""
+"""Streams of server-sent events. Numbers refer to the reliability list (docs/results/serving-reliability.md)."""
 
 import json
 
@@ -12,7 +12,7 @@ def test_an_event_on_the_wire():
 
 
 def test_a_reader_of_a_stream_who_stops_is_given_up(tmp_path, slow_path, start_server):
-    """List, 20: a stream whose reader takes nothing ends, and its slot is free, long before its last token."""
+    """List, 20: a stream that nobody reads ends, and its slot is free, long before its last token."""
     words = ("serve.write_timeout_s=0.5", "serve.slots=4")
     with start_server(tmp_path / "log", slow_path, *words) as server, connection(server, SO_RCVBUF=4096) as raw:
         # 6 KB a step, so that it is soon more than the kernel holds for the reader.

@@ -20,7 +20,8 @@ def test_our_server_alone(tiny_path):
         "bench.new_tokens=6",
         "bench.open=[0.1]",
         "bench.open_s=1",
-        "bench.extra_clients=2",
+        "bench.extra_clients=[2]",
+        "bench.extra=[prefix,json,repeat]",
         "bench.busy=[2]",
         "bench.busy_s=0.05",
     ]
@@ -30,7 +31,7 @@ def test_our_server_alone(tiny_path):
     record = json.loads(done.stdout.splitlines()[-1])
     ours = record["servers"]["ours"]
     assert record["servers"].keys() == {"ours"}
-    assert set(ours) == {"plain", "open", "prefix", "repeat", "busy"}
+    assert set(ours) == {"plain", "open", "prefix", "json", "repeat", "busy"}
     assert set(ours["plain"]) == {"1", "2"}
     for by_n in ours.values():
         for each in by_n.values():
@@ -55,6 +56,7 @@ def test_mistakes_are_told_in_a_line(tiny_path, tmp_path):
         ("bench.extra=[sufix]", "prefix"),
         ("bench.rounds=0", "bench.rounds"),
         ("bench.busy=[0]", "bench.busy"),
+        ("bench.extra_clients=[]", "bench.extra_clients"),
         ("bench.llama_server=/nowhere/llama-server", "does not exist"),
     ):
         said = programs.run("slm.serve.bench", [f"model={tiny_path}", word], tmp_path, status=2)

@@ -11,7 +11,8 @@ from slm.serve.bench.workloads import Prompts, cases, mean_tokens
 OPTIONS = BenchOptions(
     clients=[1, 4],
     open=[0.5],
-    extra_clients=3,
+    extra=["prefix", "json", "repeat"],
+    extra_clients=[3],
     busy=[1],
     busy_s=0.001,
     prompt_words=20,
@@ -24,9 +25,9 @@ LIMIT = [Rates(batch=1, prefill=1000, decode=100), Rates(batch=4, prefill=1000, 
 def test_the_same_seed_gives_the_same_requests_that_begin_differently():
     first, again = (cases(OPTIONS, Prompts(OPTIONS), LIMIT, 25.0, context=1024) for _ in range(2))
     assert first == again
-    plain, plain4, busy, opened, prefix, repeat = first
-    assert [each.key for each in first] == ["plain", "plain", "busy", "open", "prefix", "repeat"]
-    assert [each.n_busy for each in first] == [0, 0, 1, 0, 0, 0]
+    plain, plain4, busy, opened, prefix, json, repeat = first
+    assert [each.key for each in first] == ["plain", "plain", "busy", "open", "prefix", "json", "repeat"]
+    assert [each.n_busy for each in first] == [0, 0, 1, 0, 0, 0, 0]
     assert [len(bodies) for bodies in busy.bodies] == [8]
     assert [len(bodies) for bodies in plain.bodies] == [8], "few clients send more"
     assert [len(bodies) for bodies in plain4.bodies] == [2] * 4
@@ -38,7 +39,8 @@ def test_the_same_seed_gives_the_same_requests_that_begin_differently():
     assert len(opened.arrivals) == len(opened.bodies[0]) == round(0.5 * LIMIT[1].workload(25, 10) / 10 * 10.0)
     starts = {body["prompt"].partition("\n\n")[0] for bodies in prefix.bodies for body in bodies}
     assert len(starts) == 1
-    assert len(prefix.bodies) == 3
+    assert len(prefix.bodies) == len(json.bodies) == 3
+    assert all("json_schema" in body for bodies in json.bodies for body in bodies)
     assert all(body["temperature"] == 0.0 for bodies in repeat.bodies for body in bodies)
 
 

@@ -48,7 +48,7 @@ def run(engine, asked):
 
 
 def test_forced_tokens_are_computed_together(engine):
-    """Far fewer steps than tokens, and the ids are those of llama.cpp's tokenizer."""
+    """Far fewer steps than tokens, and the same ids as by llama.cpp's tokenizer."""
     out, steps = run(engine, [ask("a", JSON)])
     text, event = out["a"]
     assert json.loads(text).keys() == {"first_name", "is_member"}

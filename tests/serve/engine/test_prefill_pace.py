@@ -36,6 +36,16 @@ def test_steps_take_the_time_that_streams_may_wait(token_s):
         assert 0.7 * ALONE_S < seconds < 1.2 * ALONE_S
 
 
+def test_streams_wait_longer_for_more_prompts():
+    pace = PrefillPace(text_s=0.033)
+    pace.prefilled(64, 64 * 0.001)
+    one, three, many = (pace.tokens(streams=True, prompts=n) for n in (1, 3, 15))
+    assert one == pace.tokens(streams=True)
+    assert three == pytest.approx(3 * one, abs=3)
+    assert many == int(STREAMS_WAIT_S / 0.001)
+    assert pace.tokens(streams=False, prompts=15) == int(ALONE_S / 0.001)
+
+
 def test_flash_attention_takes_whole_tiles():
     pace = PrefillPace(text_s=0.033, tile=64)
     for token_s, n in ((0.01, 4), (0.0005, 64), (0.0003, 128), (0.0001, 448)):

@@ -300,7 +300,7 @@ def test_a_model_that_cannot_be_cut_back_goes_back_to_states_that_were_kept(tmp_
 
     reply, cached = both("first", CONVERSATIONS[0])
     assert cached == 0
-    # A state is that of the last token; a window's keys and values stay until others need their cells.
+    # A state belongs to the last token; a window's keys and values stay until others need their cells.
     assert bool(one._runner._cut_anywhere) == (arch == "gemma3")
     # The next turn: the prompt, and what the reply becomes in it, which need not be what the slot holds.
     _, cached = both("next", CONVERSATIONS[0] + " and then " + reply)

@@ -261,9 +261,9 @@ def test_a_prompt_takes_what_forced_tokens_leave_of_a_batch():
 def test_who_waits_for_a_mask_is_no_prompt():
     scheduler = Scheduler(slots=2, limits=LIMITS)
     scheduler.add(waiting("late", 5))
-    assert (scheduler.prefilling, scheduler.has_work) == (True, True)
+    assert (scheduler.n_prompts, scheduler.has_work) == (1, True)
     scheduler.commit(scheduler.plan())
-    assert (scheduler.prefilling, scheduler.has_work) == (False, False)
+    assert (scheduler.n_prompts, scheduler.has_work) == (0, False)
     assert scheduler.plan().chunks == ()
 
 

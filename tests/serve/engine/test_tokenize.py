@@ -31,7 +31,7 @@ def test_only_a_beginning_of_a_text_that_is_too_long_is_read(engine):
 
 
 def test_literal_spans(chat_path):
-    """Names inside of a span are text; outside, they are tokens. The parts are those of the text as a whole."""
+    """Names inside of a span are text; outside, they are tokens. The parts equal the tokens of the whole text."""
     special = {"add_special": False, "parse_special": True}
     with Model(chat_path) as model:
         assert set(model.control_names()) == {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}

@@ -31,6 +31,8 @@ def test_every_option_arrives(tiny_path, cache):
         "prefill_chunk": 16,
         "prefix_cache": False,
         "cache_ram": 64,
+        "cache_disk": 128,
+        "context_shift": True,
         "kv_type": "q8_0",
         "kv_type_v": "q5_1",
         "flash_attn": True,

@@ -47,7 +47,7 @@ def test_nothing_to_serve(run, tmp_path):
         resolve_model(str(run / "gguf" / "m-Q8.gguf"))
     shutil.rmtree(run / "gguf")
     (run / "checkpoints").mkdir()
-    with pytest.raises(UserError, match="make export RUN="):
+    with pytest.raises(UserError, match="make export MODEL="):
         resolve_model(str(run))
     with pytest.raises(UserError, match="does not exist"):
         resolve_model(str(tmp_path / "nowhere"))

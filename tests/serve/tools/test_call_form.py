@@ -3,7 +3,9 @@
 import pytest
 
 from slm.data.chat.template import CHATML, ChatTemplate
-from slm.serve.tools.call_form import OWN_FORM, CallForm, call_form, in_own_form
+from slm.serve.tools.call_form import GEMMA4, GRANITE3, KIMI, LFM2, OWN_FORM, CallForm, call_form, in_own_form
+from slm.serve.tools.call_form import HERMES as HERMES_IN_WORDS
+from slm.serve.tools.written_arguments import Fields
 from tests.helpers import tool_templates as templates
 
 TOOL = {"type": "function", "function": {"name": "now", "description": "the time", "parameters": {}}}
@@ -75,3 +77,57 @@ def test_our_own_form_for_a_template_without_tools():
     # Templates that want user and assistant to alternate take it.
     template(templates.GEMMA3, templates.GEMMA3_MARKS).text(made, prompt=True)
     assert in_own_form(messages[:2], []) == messages[:2]
+
+
+XML = Fields(
+    before="<parameter=", middle=">\n", after="\n</parameter>\n", words=("True", "False", "None"),
+)  # fmt: skip
+ARG = Fields(before="<arg_key>", middle="</arg_key>\n<arg_value>", after="</arg_value>\n")
+DENSE = Fields(before="<arg_key>", middle="</arg_key><arg_value>", after="</arg_value>")
+PARAM = Fields(before='<param name="', middle='">', after="</param>", words=("True", "False", "None"))
+
+
+@pytest.mark.parametrize(
+    ("text", "frame", "fields"),
+    [
+        (
+            templates.QWEN_CODER,
+            ("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>"),
+            XML,
+        ),
+        (templates.GLM, ("<tool_call>", "\n", "</tool_call>"), ARG),
+        (templates.GLM_DENSE, ("<tool_call>", "", "</tool_call>"), DENSE),
+        (templates.MINICPM, ('<function name="', '">', "</function>"), PARAM),
+    ],
+)
+def test_arguments_that_are_written_one_by_one(text, frame, fields):
+    form = call_form(template(text))
+    assert (form.prefix, form.middle, form.suffix) == frame
+    assert form.fields == fields
+    assert form.between == f"{form.suffix}\n{form.prefix}"
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        (templates.LFM2, LFM2),
+        (templates.GEMMA4_TOOLS, GEMMA4),
+        (templates.KIMI, KIMI),
+        (templates.GRANITE3, GRANITE3),
+        (templates.SMOLLM3, HERMES_IN_WORDS),
+    ],
+)
+def test_forms_by_name(text, form):
+    assert call_form(template(text, (*templates.CHATML_MARKS, *form.controls))) == form
+    # Where a vocabulary has these names as text, so have the calls.
+    assert call_form(template(text)).controls == ()
+
+
+def test_a_template_that_lists_no_tools_has_our_form_whatever_it_is_called():
+    assert call_form(template(templates.LFM2.replace("{{- tool | tojson }}", ""))) == OWN_FORM
+
+
+def test_other_values_in_another_frame_are_no_form():
+    text = templates.GLM.replace("(value if value is string else value | tojson)", "'s:' + value | string")
+    text = text.replace("'s:' + value | string", "('s:' + value if value is string else 'n:' + value | tojson)")
+    assert call_form(template(text)) == OWN_FORM

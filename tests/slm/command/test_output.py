@@ -70,8 +70,8 @@ COMMANDS = {
     "checkpoint": ("model=tiny.gguf", "out=read"),
     "report": ("mine",),
     "doctor": ("compile=false", "decode=false"),
-    "tune": ("mine", "questions.csv", *STEPS),
-    "qat": ("mine", *STEPS, "train.threads=1"),
+    "tune": ("mine", "questions.csv", "resume=never", *STEPS),
+    "qat": ("mine", "resume=never", *STEPS, "train.threads=1"),
     "sweep": (*SMALL, *STEPS, "sweep.rungs=[]", "optim.lr=0.01,0.02", "name=rates"),
     "bench-train": (*SMALL, "bench.steps=1", "bench.warmup=1", "bench.baselines=[]"),
     "bench-serve": (
@@ -85,18 +85,27 @@ LEAVES = ("data-stats", "prepare", "export", "bench-quant", "checkpoint", "repor
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_tables_fit_and_its_last_line_is_json(folder, command):
-    out = slm(folder, 80, command, *COMMANDS[command])
+def test_its_tables_fit_and_its_last_line_is_json(folder, command, width):
+    words = [NEW.get(word, word).format(width) for word in COMMANDS[command]]
+    out = slm(folder, width, command, *words)
     *said, last = out.splitlines()
     assert is_json(last), last
     assert not [line for line in said if is_json(line)]
     assert bool(tables(out)) == (command not in NO_TABLE), out
-    assert not [line for table in tables(out) for line in table if len(line) > 80]
+    assert not [line for table in tables(out) for line in table if len(line) > width]
     if command in LEAVES:
         assert [line for line in said if line.startswith("next: ")], out
-    without = slm(folder, 120, command, *COMMANDS[command], "json=false") if command == "plan" else ""
-    assert not [line for line in without.splitlines() if is_json(line) or len(line) > 120]
+
+
+NEW = {"out=prepared": "out=prepared{}", "out=read": "out=read{}", "name=rates": "name=rates{}"}
+"""What a command writes, once for each width: it refuses a folder with other contents, or goes on with it."""
+
+
+def test_json_false_prints_none(folder):
+    out = slm(folder, 120, "plan", *COMMANDS["plan"], "json=false")
+    assert not [line for line in out.splitlines() if is_json(line) or len(line) > 120]
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def run(folder):
     write_corpus(folder / "my text.jsonl")
     words = (*OPTIONS, "runs_dir=my runs", "name=x y", "data.files=[my text.jsonl]", "train.max_steps=3")
     out = slm(folder, "train", *words)
-    assert "RUN='my runs/x y'" in out  # the next command, as a shell takes it
+    assert "MODEL='my runs/x y'" in out  # the next command, as a shell takes it
     (folder / "my runs/x y").rename(folder / "my runs/x, (y)'s")
     return "my runs/x, (y)'s"
 

@@ -1,6 +1,6 @@
 """lm-evaluation-harness on a checkpoint and its GGUF file, on tasks of local files.
 
-What the harness reports is compared with a computation of its own: plain forward passes over each text.
+What the harness reports is compared with a separate computation: plain forward passes over each text.
 """
 
 import json
@@ -31,7 +31,7 @@ CHOICES = [
     {"question": "The fox saw the boat. " * 40 + "She", "choices": [" The", " The river"], "label": 0},
     {"question": "", "choices": ["The bird made the boat.", "boat the made bird"], "label": 0},
 ]
-"""The fourth is longer than the model's context, the last has none of its own."""
+"""The fourth is longer than the model's context, the last has an empty one."""
 CLOZE = [{"text": tiny.text(200, seed=seed).rsplit(" ", 1)[0]} for seed in range(6)]
 
 CHOICE_TASK = """
@@ -279,7 +279,7 @@ def test_an_unknown_name_is_refused_before_anything_is_loaded(run, folder, only_
 
 
 def test_where_tasks_groups_and_tags_lie(tmp_path, monkeypatch):
-    """A group's folders are those of its members, too; a tag's those of its tasks."""
+    """A group includes its members' folders; a tag has the folders of its tasks."""
     harness = pytest.importorskip("lm_eval.tasks")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     root = tmp_path / "tasks"

@@ -1,7 +1,7 @@
 """Real vocabularies, read back from their GGUF files: the ids of 500 texts and of chats are llama.cpp's, and so they
 are once the tokenizer has been written to a GGUF file again.
 
-The files are those of llama.cpp's own tests, in ``vocab/`` of the shared data. The suite has the quick ones;
+The files come from llama.cpp's own tests, in ``vocab/`` of the shared data. The suite has the quick ones;
 ``SLM_TEST_VOCABULARIES=FILE:FILE`` takes the files named.
 """
 

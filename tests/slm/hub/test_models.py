@@ -77,7 +77,7 @@ def test_what_is_missing_gated_or_of_another_kind_is_one_line(hub, repository):
         ("org/gated", r"org/gated is gated: accept its terms at http.*/org/gated"),
         ("org/old", r"org/old holds no config.json with .safetensors or pytorch_model.bin"),
         ("org/quantized", r"org/quantized holds GGUF files only"),
-        ("org/tiny:q8_0", r"org/tiny holds no GGUF file; make one with `make export RUN=org/tiny`"),
+        ("org/tiny:q8_0", r"org/tiny holds no GGUF file; make one with `make export MODEL=org/tiny`"),
     ):
         with pytest.raises(UserError, match=message) as caught:
             models.resolve(word)

@@ -12,7 +12,7 @@ from slm.export.gguf.writer import run_record, without_folders, without_private
 from slm.export.pipeline import export
 from slm.exported import CONFIG_KEY
 from slm.hub import models, publish
-from slm.hub.card import MARK
+from slm.hub.card import MARK, Facts, write_card
 from slm.llama.gguf_check import read_header
 from slm.runs import resolve
 from slm.serve.pool.model_files import resolve_model
@@ -45,7 +45,7 @@ def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
     (gguf,) = (name for name in record["files"] if name.endswith("-Q8_0.gguf"))
     assert {"README.md", "model.safetensors", "config.json", "tokenizer.json"} <= set(record["files"])
     assert "trainer_state.json" not in record["files"]
-    assert 'make publish RUN=runs/mine TO=org/mine ARGS="dry_run=false"' in out
+    assert 'make publish MODEL=runs/mine TO=org/mine ARGS="dry_run=false"' in out
     card = (run / "README.md").read_text()
     header, body = card.split("---\n")[1:3]
     assert yaml.safe_load(header) == {
@@ -55,7 +55,7 @@ def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
         "library_name": "transformers",
     }
     for part in (
-        "- notes: notes.txt",
+        "- notes: 1 file of the author's",
         "| training tokens | 10,240 |",
         "| tokens per step | 1,024 |",
         "validation loss 2.5000: the mean of -ln(probability)",
@@ -66,7 +66,8 @@ def test_a_dry_run_shows_everything_and_uploads_nothing(run, hub, capsys):
         "slm serve model=org/mine:Q8_0",
     ):
         assert part in body, part
-    assert "/home/somebody" not in card
+    assert "somebody" not in card
+    assert "notes.txt" not in card
     # A person's own card stays.
     (run / "README.md").write_text(card.replace(MARK, "").replace("# mine", "# My own"))
     assert publish.main(["run=runs/mine", "to=org/mine", "license=apache-2.0"]) == 0
@@ -101,7 +102,7 @@ def test_what_is_published_can_be_used_by_its_name(run, hub, capsys, tmp_path):
     assert path == made
     assert "exported here from org/mine" in note
     hub.repositories["org/mine"].files.pop(gguf.name)
-    with pytest.raises(UserError, match=r"org/mine holds no GGUF file; make one with `make export RUN=org/mine`"):
+    with pytest.raises(UserError, match=r"org/mine holds no GGUF file; make one with `make export MODEL=org/mine`"):
         resolve_model("org/mine:Q8_0")
 
 
@@ -113,7 +114,7 @@ def calibrated(text):
 
 def test_mistakes_are_one_line(run, hub, monkeypatch):
     for words, message in (
-        ([], r"to= is missing: `make publish RUN=runs/mine TO=org/name`"),
+        ([], r"to= is missing: `make publish MODEL=runs/mine TO=org/name`"),
         (["to=mine"], r"to=mine is no name on the Hub: write org/name"),
         (["to=org/mine", "gguf=false", "checkpoint=false"], "leaves nothing to publish"),
         (["to=org/mine", "dryrun=false"], "did you mean 'dry_run'"),
@@ -221,3 +222,18 @@ def test_the_card_says_what_the_figures_are_of(run, hub, change, has, lacks):
     card = (run / "README.md").read_text()
     assert has in card
     assert lacks not in card
+    assert yaml.safe_load(card.split("---\n")[1])["tags"] == ["slm"]  # no GGUF file goes up
+
+
+@pytest.mark.parametrize(
+    ("change", "tags", "relation"),
+    [
+        (dict(chat=True, ggufs=["m-Q8_0.gguf"]), ["slm", "gguf", "llama.cpp", "conversational"], "finetune"),
+        (dict(chat=False, config={}, ggufs=["m-Q8_0.gguf"]), ["slm", "gguf", "llama.cpp"], "quantized"),
+        (dict(chat=True), ["slm", "conversational"], "finetune"),
+    ],
+)
+def test_the_tags_say_what_goes_up(change, tags, relation):
+    common = dict(repo="org/m", title="m", model={}, state={}, export={}, n_params=10, license=None, base="org/base")
+    header = yaml.safe_load(write_card(Facts(**common | {"config": {"name": "m"}} | change)).split("---\n")[1])
+    assert (header["tags"], header["base_model"], header["base_model_relation"]) == (tags, "org/base", relation)

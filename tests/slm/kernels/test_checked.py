@@ -78,7 +78,7 @@ def test_what_c_would_read_or_write_beyond_a_tensor_is_refused(name, place, valu
 def test_there_are_no_warnings(name, parts):
     variant = VARIANTS[name]
     if variant.unavailable() == "these kernels are for x86-64":
-        pytest.skip("the flags are those of x86-64")
+        pytest.skip("the flags exist on x86-64 only")
     assert {"-Wall", "-Wextra"} <= set(COMMON_FLAGS)
     assert "-w" not in COMMON_FLAGS
     # For a processor that has all of them; the sources say themselves what they use.

@@ -46,7 +46,7 @@ def test_kernels_that_drop_a_store_are_seen(name):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path) -> Path:
-    """A library of its own, whose trial is not known yet."""
+    """A separate library without a known trial."""
     library = tmp_path / "kernels.so"
     library.touch()
     monkeypatch.setattr(Variant, "build", lambda self: library)
@@ -142,7 +142,7 @@ def test_kernels_that_could_not_be_timed_are_timed_again(monkeypatch, tmp_path, 
 
 
 class Whole:
-    """Kernels whose products of integers are this many times as fast as f32 here."""
+    """Kernels with products of integers that are this many times as fast as f32 here."""
 
     def __init__(self, gain: float) -> None:
         self.gain, self.asked = gain, 0

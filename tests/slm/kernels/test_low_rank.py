@@ -1,4 +1,4 @@
-"""The kernels' low-rank terms: losses and gradients are those of merged weights, by every instruction set's kernels."""
+"""The kernels' low-rank terms: losses and gradients equal merged weights', by every instruction set's kernels."""
 
 import pytest
 import torch

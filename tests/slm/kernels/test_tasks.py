@@ -1,4 +1,4 @@
-"""Which thread takes which task (slm/kernels/tasks.h), by a small program of its own."""
+"""Which thread takes which task (slm/kernels/tasks.h), by a small program for this test."""
 
 import subprocess
 

@@ -16,7 +16,7 @@ EXAMINE = "import json; from dataclasses import asdict; from slm.llama import ve
 
 
 def examine(environment):
-    """What a process of its own finds, as JSON, with its ``fault``."""
+    """What a separate process finds, as JSON, with its ``fault``."""
     done = subprocess.run(
         [sys.executable, "-c", f"{EXAMINE}; print(json.dumps(asdict(v) | {{'fault': v.fault}}))"],
         cwd=REPOSITORY,

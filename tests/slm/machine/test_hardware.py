@@ -33,6 +33,26 @@ def test_freed_memory_is_kept_and_asks_for_huge_pages() -> None:
     assert done.returncode == 0, done.stderr
 
 
+RETURNED = """
+from slm.machine import hardware
+hardware.give_back_freed_memory()
+before = hardware.rss_bytes()
+for _ in range(3):
+    blocks, small = [], []
+    for n in range(1, 48):
+        blocks.append(bytearray(n % 20 + 5 << 20))
+        small.append(bytearray(3 << 20))
+    del blocks
+    assert hardware.rss_bytes() < before + (200 << 20), "freed blocks leave holes"
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_freed_memory_goes_back_where_that_is_asked_for() -> None:
+    done = subprocess.run([sys.executable, "-c", RETURNED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_benchmark_sets_threads_before_torch_is_there() -> None:
     """libgomp reads its variables once: ``share_cores`` inside a contender's process must come before torch."""
     check = "import sys, slm.train.tools.bench; assert 'torch' not in sys.modules"

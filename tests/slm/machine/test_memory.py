@@ -12,7 +12,7 @@ MIB = 2**20
 
 @pytest.fixture
 def own(tmp_path):
-    """``/proc/self/cgroup`` of a process in the root group, as a container with groups of its own sees it."""
+    """``/proc/self/cgroup`` of a process in the root group, as a container with its own groups sees it."""
     path = tmp_path / "own"
     path.write_text("0::/\n")
     return path

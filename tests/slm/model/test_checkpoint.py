@@ -41,7 +41,7 @@ def save(directory, check_room=True, **changes):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 4 MB of its own; without the right to mount one the test is skipped."""
+    """A separate file system of 4 MB; without the right to mount one the test is skipped."""
     folder = tmp_path / "disk"
     folder.mkdir()
     try:

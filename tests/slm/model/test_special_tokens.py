@@ -65,3 +65,13 @@ def test_a_template_with_which_no_chat_works_is_told(directory):
     assert read_special_tokens(directory.path, 258).template_fault is None
     directory(eos_token="</s>", chat_template="{% for m in messages %}")
     assert "endfor" in read_special_tokens(directory.path, 258).template_fault
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(directory):
+    directory(bos_token="<s>", eos_token="</s>", chat_template="{{ messages }}", begins=True)
+    plain = read_special_tokens(directory.path, 258)
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        path = directory.path / name
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_special_tokens(directory.path, 258) == plain
+    assert plain.chat_template == "{{ messages }}"

@@ -13,6 +13,7 @@ from slm.data.errors import UserError
 from slm.model import resize, stored_weights
 from slm.model.checkpoint import load_config, load_model, load_weights, save_model
 from slm.model.config import ModelConfig
+from slm.model.held.held_model import load_as_stored
 from slm.model.stored_weights import stream_weights
 from slm.model.transformer import LanguageModel
 
@@ -243,3 +244,69 @@ def test_an_index_names_files_of_its_own_folder_alone(tmp_path, name):
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(UserError, match=r"index\.json names '.*', which is no file of its folder"):
         load_weights(tmp_path / "model")
+
+
+def test_shards_without_their_index_are_read_where_all_are_there(tmp_path):
+    plain = load_model(saved(tmp_path))
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    for number, names in ((1, list(weights)[::2]), (2, list(weights)[1::2])):
+        part = {name: weights[name] for name in names}
+        save_file(part, tmp_path / f"model-0000{number}-of-00002.safetensors", {"format": "pt"})
+    assert torch.equal(logits(load_model(tmp_path)), logits(plain))
+    (tmp_path / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(UserError, match=r"holds model-00002-of-00002\.safetensors and no model\.safetensors"):
+        load_model(tmp_path)
+
+
+def test_weights_by_another_name_are_named(tmp_path):
+    (saved(tmp_path) / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    with pytest.raises(UserError, match=r"holds weights\.safetensors and no model\.safetensors: if these are"):
+        load_model(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "more.safetensors")
+    with pytest.raises(UserError, match=r"holds more\.safetensors, weights\.safetensors and neither"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("prefix", ["language_model.", "model.language_model."])
+def test_the_text_model_of_one_that_sees(prefix, tied, tmp_path, capsys):
+    def inside(name: str) -> str:
+        if prefix == "language_model.":
+            return prefix + name
+        return name if name == HEAD else prefix + name.removeprefix("model.")
+
+    plain = load_model(saved(tmp_path / "plain", tied=tied))
+    found = load_model(saved(tmp_path, tied=tied, change=lambda w: {inside(name): v for name, v in w.items()}))
+    assert torch.equal(logits(found), logits(plain))
+    assert f"begin with {prefix!r}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_that_are_not_finite_are_named_before_training(value, dtype, tmp_path):
+    def spoiled(weights):
+        weights = {name: each.to(dtype) for name, each in weights.items()}
+        weights[QUERY][3, 5:7] = value
+        return weights
+
+    folder = saved(tmp_path, change=spoiled)
+    with pytest.raises(UserError, match=rf"tensor {QUERY} holds 2 values that are no finite numbers"):
+        load_model(folder)
+    with pytest.raises(UserError, match=r"holds 2 values that are no finite numbers"):
+        load_as_stored(folder)
+
+
+def test_configurations_as_editors_and_downloads_leave_them(tmp_path):
+    folder = saved(tmp_path)
+    shape, path = load_config(folder), folder / "config.json"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_config(folder) == shape
+    settings = json.loads(path.read_text(encoding="utf-8-sig"))
+    same = {"hidden_act": "swish", "quantization_config": {}, "eos_token_id": -1, "bos_token_id": -1}
+    for name in (None, "LlamaModel"):
+        path.write_text(json.dumps({**settings, **same, "architectures": name and [name]}))
+        assert load_config(folder) == shape
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 984\n")
+    with pytest.raises(UserError, match=r"config\.json is a git-lfs pointer"):
+        load_config(folder)

@@ -1,4 +1,4 @@
-"""``make setup`` as a whole in a folder whose path has blanks and an apostrophe, with plain pip.
+"""``make setup`` as a whole in a folder with blanks and an apostrophe in its path, with plain pip.
 
 pip stands in for itself: it writes down what it is asked for and installs nothing, and so does the check of llama.cpp.
 All else is real: make, the check of the options, the environment, the build beside it, and how its Python is started.
@@ -53,7 +53,7 @@ def test_set_up_in_a_path_with_blanks(tmp_path):
     index = tmp_path / "an index"
     (index / "torch").mkdir(parents=True)
     notes = tmp_path / "notes"
-    # No uv, and a make of its own rather than a part of `make test`.
+    # No uv, and a separate make rather than a part of `make test`.
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("make", "sh", "bash", "awk", "cat", "test", "env", "uname"):

@@ -1,6 +1,6 @@
 """Real vocabularies: training, transformers, the exported file in llama.cpp and the server have the same ids.
 
-The vocabularies are those of llama.cpp's own tests, in ``vocab/`` of the shared data. The suite compares some texts and
+The vocabularies come from llama.cpp's own tests, in ``vocab/`` of the shared data. The suite compares some texts and
 conversations of one; ``SLM_TEST_VOCABULARIES=FILE:FOLDER`` compares 500 texts, 200 conversations and 200 with tools of
 the files named (with the chat template in the file where ``TEMPLATES`` has none). A folder holds ``tokenizer.json`` and
 ``tokenizer_config.json``, as published; Gemma 3's and LFM2's are not in the shared data.

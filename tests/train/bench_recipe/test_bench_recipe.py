@@ -138,7 +138,7 @@ def test_a_comparison_that_was_stopped_goes_on(corpus, tmp_path, capfd):
 
 
 def steps_of(folder):
-    """Of our run in the only comparison there; 0 before it has begun."""
+    """The step of our run in the only comparison there; 0 before it has begun."""
     for root in folder.glob("runs/bench-recipe/*/ours"):
         record = RunRecord(root)
         record.update()
@@ -240,7 +240,7 @@ def test_the_score_is_all_nats_over_all_bytes(tmp_path):
 
 
 def test_minutes_that_end_before_set_up_are_one_line(tmp_path):
-    """The words of a contender that failed are those of a real run that had no time left."""
+    """The words of a contender that failed come from a real run that had no time left."""
     asked = TrainConfig(max_steps=1, seq_len=32, micro_batch=4, max_minutes=0.1)
     with pytest.raises(UserError) as caught:
         check_set_up(asked, setup=14.2)

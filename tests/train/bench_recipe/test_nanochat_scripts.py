@@ -1,4 +1,4 @@
-"""The programs that run in nanochat's Python, here with a tokenizer of our own in its place."""
+"""The programs that run in nanochat's Python, here with another tokenizer."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The factors are those of the dense matrix that the docstring names."""
+"""The factors equal those computed from the dense matrix that the docstring names."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A machine that is not at hand: its speed is that of the measured ones, and what cannot be a machine is refused."""
+"""A machine that is not at hand: its speed agrees with measured ones, and what cannot be a machine is refused."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An adapter's gradients are those of autograd through W + scale * B A, and PEFT's, with and without kernels."""
+"""An adapter's gradients equal autograd's through W + scale * B A, and PEFT's, with and without kernels."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ CONFIG = LoraConfig(rank=3)
 
 
 def new_adapter(model: LanguageModel, config: LoraConfig = CONFIG) -> AdapterParameters:
-    """An adapter whose B is not zero, as after some steps."""
+    """An adapter with a B other than zero, as after some steps."""
     torch.manual_seed(9)
     adapter = AdapterParameters(model, config, "base")
     with torch.no_grad():

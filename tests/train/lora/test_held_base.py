@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from slm.configuration import build
+from slm.configuration import load_config as load_options
 from slm.data.errors import UserError
 from slm.kernels.fused import Fused
 from slm.llama.blocks.held import HeldBlocks
@@ -18,7 +20,7 @@ from slm.model.generate import generate
 from slm.model.layers.held import Values, held_of
 from slm.model.transformer import LanguageModel
 from slm.runs import list_checkpoints
-from slm.train.config import LoraConfig
+from slm.train.config import LoraConfig, RunConfig
 from slm.train.lora import held_base
 from slm.train.lora.adapter import AdapterParameters
 from slm.train.lora.base import BASE
@@ -179,3 +181,19 @@ def test_a_run_keeps_the_base_that_it_computes_with_and_goes_on_to_the_bit(words
     shutil.rmtree(parts / "checkpoints" / "step-00000006")
     assert "step-00000003" in run(words, "name=held-parts", *options)
     assert differences(*(each / "checkpoints" / "step-00000006" for each in (root, parts))) == []
+
+
+def test_whether_a_base_will_be_held_is_known_before_the_kernels(tmp_path, monkeypatch):
+    checkpoint.save_model(tmp_path, new_model(**SHAPES["grouped"], vocab_size=1120))
+    shape = checkpoint.load_config(tmp_path)
+
+    def is_held(*more: str) -> bool:
+        options = load_options("train", [*more, "optim=adamw", f"init_from={tmp_path}", "train.seq_len=64"])
+        return held_base.is_held(build(RunConfig, options))
+
+    assert [is_held("lora.rank=4", f"lora.base_bits={bits}") for bits in (4, 8, 32)] == [True, True, False]
+    assert not is_held("lora.rank=4")
+    assert not is_held()
+    monkeypatch.setattr(held_base, "available_bytes", lambda: adapted_bytes(shape, 4))
+    assert is_held("lora.rank=4")
+    assert not is_held()

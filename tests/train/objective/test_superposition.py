@@ -33,7 +33,7 @@ def definition(model) -> torch.Tensor:
 
 
 def assert_gradients(objective, model, kind: str, blocks: np.ndarray, loss: torch.Tensor, *, count: int) -> None:
-    """The objective's loss and gradients, by one kind of backend, are those of ``loss``, a mean over ``count``."""
+    """The objective's loss and gradients, by one kind of backend, equal those of ``loss``, a mean over ``count``."""
     loss.backward()
     expected = {name: each.grad for name, each in model.named_parameters()}
     model.zero_grad()

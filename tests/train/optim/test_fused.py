@@ -1,4 +1,4 @@
-"""AdamW by the kernels is torch's, to the bit, and factors of the gradient cost no pass of their own."""
+"""AdamW by the kernels is torch's, to the bit, and factors of the gradient cost no additional pass."""
 
 import math
 

@@ -147,7 +147,7 @@ def test_a_short_run_measures_fewer_moments(monkeypatch):
 
 
 def correlated(model: LanguageModel) -> dict[str, torch.Tensor]:
-    """Moments of inputs whose neighbouring columns are much alike, for all of the layers' matrices."""
+    """Moments of inputs with neighbouring columns much alike, for all of the layers' matrices."""
     found = {}
     for names in same_inputs(model):
         width = model.get_parameter(names[0]).shape[1]
@@ -166,7 +166,7 @@ def same_inputs(model: LanguageModel) -> list[list[str]]:
 
 @pytest.mark.parametrize("kind", ["q4_0", "q4_k", "q8_0"])
 def test_columns_make_up_for_each_others_errors(kind):
-    """The blocks are those of export's compensated rounding; what a layer adds to its output is less."""
+    """The blocks equal those of export's compensated rounding; what a layer adds to its output is less."""
     errors = {}
     for compensated in (False, True):
         model = LanguageModel(tiny.config(n_layers=1))

@@ -31,7 +31,7 @@ def watch(*arguments: str) -> list[str]:
 
 
 class Terminal:
-    """A command in a pseudo-terminal of its own, 100 columns wide."""
+    """A command in a new pseudo-terminal, 100 columns wide."""
 
     def __init__(self, command: list[str], rows: int = 40) -> None:
         self._master, slave = pty.openpty()

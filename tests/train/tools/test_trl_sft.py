@@ -1,4 +1,4 @@
-"""The comparison with TRL: its tokens and labels are those of tuning, all scored tokens count alike, and it trains."""
+"""The comparison with TRL: tokens and labels equal those of tuning, all scored tokens count alike, and it trains."""
 
 import json
 import math

@@ -23,7 +23,7 @@ def test_it_names_updates_passes_and_the_best_loss(tmp_path):
     records = [{"step": 1, "loss": 1.5}, {"step": 40, "val_loss": 0.2}, {"step": 50, "val_loss": 0.3}]
     said = end(run(tmp_path, *records))
     assert said == (
-        "tuned: 50 of 100 updates, each conversation read 4.0 times; loss 1.500 at first, 0.200 nats per token on the "
+        "tuned: 50 of 100 updates, 4.0 epochs of the conversations; loss 1.500 at first, 0.200 nats per token on the "
         "conversations at step 40"
     )
     assert "0.200 nats per token on held-out conversations" in end(run(tmp_path, *records, val_fraction=0.05))

@@ -70,7 +70,7 @@ def test_a_time_too_short_for_enough_updates_gets_steps_of_four_conversations_an
 
 
 def test_few_conversations_or_little_time_leave_lower_layers_alone():
-    assert choose(found(40)).frozen == 0  # several processes, or a run of one's own
+    assert choose(found(40)).frozen == 0  # several processes, or a run as base
     assert choose(found(40, frozen=None)).frozen == FROZEN
     assert choose(found(40, frozen=0.25)).frozen == 0.25
     many = found(HELD_OUT_FROM, frozen=None)

@@ -10,6 +10,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from slm.configuration import build
+from slm.configuration import load_config as options_of
 from slm.data.chat.story_chat import conversation
 from slm.data.chat.tokens import own_template
 from slm.data.errors import UserError
@@ -18,7 +20,8 @@ from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_config, save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
-from slm.train.memory import state_bytes
+from slm.train.config import RunConfig
+from slm.train.memory import adapted_bytes, state_bytes, step_bytes
 from slm.train.tune import recipe, rule
 from slm.train.tune.__main__ import tuning
 from slm.train.tune.config import TuneOptions
@@ -145,7 +148,7 @@ def test_it_ends_when_held_out_conversations_get_worse(base, chats, tmp_path):
     assert "To train it further raise train.patience; " in said
     best = min(loss, key=loss.__getitem__)
     assert best < max(loss)
-    assert f"next: make export RUN={root} " in out
+    assert f"next: make export MODEL={root} " in out
     assert Run(root=root).checkpoint().name == f"step-{best:08d}"
     assert f"(step-{best:08d} has the lowest validation loss)" in out
 
@@ -406,3 +409,21 @@ def test_what_cannot_be_tuned_is_one_line(tmp_path):
         tuning(["base=x", "lora.rank=4"])
     with pytest.raises(UserError, match="does not exist"):
         tuning([f"base={tmp_path}/nothing"])
+
+
+@pytest.mark.parametrize("more", [["lora.rank=4"], ["lora.rank=4", "lora.base_bits=8"], []])
+def test_layers_are_computed_again_where_a_step_fits_only_then(more, monkeypatch):
+    shape = tiny.config(n_layers=8)
+    words = [*more, "init_from=base", "optim=adamw", "train.seq_len=1024", "train.micro_batch=8"]
+    config = build(RunConfig, options_of("train", words))
+    bits = config.lora.base_bits or 4
+    state = adapted_bytes(shape, 4, bits) if config.lora.rank else state_bytes(shape, "adamw")
+    whole = state + step_bytes(shape, config.train, value_bytes=2)
+    for free, again in ((whole, False), (whole - 1, True), (state, False)):  # the last is refused by the run itself
+        monkeypatch.setattr(recipe, "available_bytes", lambda free=free: free)
+        found, line = recipe.recomputed(config, shape)
+        assert (found.train.recompute == "layer") is again
+        assert ("layers are computed again in the backward pass" in (line or "")) is again
+    again = replace(config, train=replace(config.train, gradient_checkpointing=True))
+    monkeypatch.setattr(recipe, "available_bytes", lambda: whole - 1)
+    assert recipe.recomputed(again, shape) == (again, None)

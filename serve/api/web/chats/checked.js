@@ -50,7 +50,7 @@ function arrivingOf(given, turns) {
 function checkTree(turns) {
   const seen = new Set([null]);
   for (const [i, { id, parent }] of turns.entries()) {
-    if (typeof id !== "string" || seen.has(id)) throw new Error(`turn ${i + 1}: "id" must be a text of its own`);
+    if (typeof id !== "string" || seen.has(id)) throw new Error(`turn ${i + 1}: "id" must be a unique text`);
     if (!seen.has(parent)) throw new Error(`turn ${i + 1}: "parent" must be the id of an earlier turn`);
     seen.add(id);
   }

@@ -1,4 +1,4 @@
-// Formulas in Markdown: $..$ and \(..\) within a line, $$..$$ and \[..\] on lines of their own, drawn by KaTeX.
+// Formulas in Markdown: $..$ and \(..\) within a line, $$..$$ and \[..\] on separate lines, drawn by KaTeX.
 
 import { make } from "../dom.js";
 import "../vendor/katex/katex.js";
@@ -32,7 +32,7 @@ function withoutStyles(tree) {
   }
 }
 
-// The rules for markdown-it: tokens "math_inline" and "math_block" whose content is the formula.
+// The rules for markdown-it: tokens "math_inline" and "math_block" with the formula as content.
 export function math(md) {
   md.inline.ruler.before("escape", "math", inline);
   md.block.ruler.before("fence", "math", block, { alt: ["paragraph", "reference", "blockquote", "list"] });

@@ -43,7 +43,7 @@ export class Transcript {
     return [turn, text];
   }
 
-  // Ends a turn whose text is there: its tokens, if it has some, and what can be done with it.
+  // Ends a turn after its text: its tokens, if it has some, and what can be done with it.
   finish(conversation, turn, message, entries = []) {
     if (entries.length) this.tokens.set(message, entries);
     const text = turn.querySelector(".text");

@@ -144,3 +144,12 @@ def test_names():
 def test_refused(cls, body, param):
     said = error(cls, body)
     assert param is None or said["param"] == param
+
+
+def test_tokens_that_were_dropped_are_counted():
+    builder = NativeBuilder(model="tiny", prompts=["p"], n=1, with_logprobs=False, settings={})
+    builder.add(0, PrefillDone(id="x", prompt_tokens=1))
+    last = Delta(id="x", text="a", completion_tokens=9, finish="length", stopped_by="max_tokens", dropped_tokens=5)
+    builder.add(0, last)
+    assert builder.body()["truncated"]
+    assert builder.usage()["completion_tokens_details"] == {"dropped_tokens": 5}

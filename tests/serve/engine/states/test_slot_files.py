@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 from slm.llama.errors import LlamaError
 from slm.serve.api.native import shapes
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
+from slm.serve.engine.states.displaced import Displaced
+from slm.serve.engine.states.slot_files import cache_mark, read_head, read_slot, write_slot
 from tests.helpers import tiny_gguf
 
 PROMPT = "the old fox and the little bird went to the river to find the red boat"
@@ -26,8 +27,10 @@ def test_a_file_is_for_one_model_and_cache(tmp_path, tiny_path):
     ]
     assert len(set(marks)) == len(marks)
     path = tmp_path / "one.bin"
-    assert write_slot(path, marks[0], (1, 2, 70000), b"state") == path.stat().st_size
-    assert read_slot(path, marks[0]) == ((1, 2, 70000), b"state")
+    for held in (Displaced((1, 2, 70000), b"state"), Displaced((1, 2, 70000), b"state", {1: b"a\n", 2: b"bc"})):
+        assert write_slot(path, marks[0], held) == path.stat().st_size
+        assert read_slot(path, marks[0]) == held
+        assert read_head(path, marks[0]) == (held.tokens, tuple(held.kept))
     with pytest.raises(LlamaError, match=r"one.bin was saved with another model, adapter or type of cache"):
         read_slot(path, marks[1])
     path.write_bytes(path.read_bytes()[:-1] + b"x")

@@ -49,6 +49,9 @@ def test_the_row_counts_right_replies_and_the_wrong_ones_are_shown(capsys):
     assert "1 of 3 (33.3%)" in table
     assert "6.2% to 79.2%" in table
     assert "nats" not in table, "a column that nothing is in"
+    assert "1 wrong reply contains the expected answer: score=contains counts" in table
+    own.show("Title", [row | {"contains": 1}])
+    assert "score=contains counts" not in capsys.readouterr().out
 
 
 def test_replies_that_end_in_their_reasoning_are_said(capsys):

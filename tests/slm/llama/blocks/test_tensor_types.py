@@ -1,4 +1,4 @@
-"""The types that a stand-in says are those of a real file."""
+"""A stand-in names the same types as a real file has."""
 
 import pytest
 

@@ -1,0 +1,59 @@
+"""Calls between control tokens, by a model that has such tokens: they are forced as tokens, and their names are part of
+the text that comes out."""
+
+import json
+
+import pytest
+
+from slm.data.chat.template import ChatTemplate
+from slm.serve.engine.config import EngineConfig
+from slm.serve.engine.engine import Engine
+from slm.serve.engine.protocol import Delta, Failure, Generate, SamplingParams, Tokenize
+from slm.serve.tools.call_form import GEMMA4, GRANITE3, KIMI, LFM2, call_form
+from slm.serve.tools.call_grammar import CallableTool, ToolUse, reply_grammar
+from slm.serve.tools.reply_reader import ReplyReader
+from slm.serve.tools.written_arguments import texts_of
+from tests.helpers import tool_templates as templates
+from tests.helpers.chat_model import base_tokenizer, with_template, write_chat_gguf
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bonn", "Rome"]}, "days": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["city", "days"],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [(templates.LFM2, LFM2), (templates.GEMMA4_TOOLS, GEMMA4), (templates.KIMI, KIMI), (templates.GRANITE3, GRANITE3)],
+)
+def test_a_forced_call(tmp_path, text, form):
+    marks = (*templates.CHATML_MARKS, *form.controls)
+    tokenizer = with_template(base_tokenizer(), text, marks, bos="<|endoftext|>", eos="<|im_end|>")
+    path = write_chat_gguf(tmp_path / "m", tokenizer)
+    one = Engine(EngineConfig(model_path=path, threads=1, slots=2, context=256))
+    found = call_form(ChatTemplate(text, bos="", eos="<|im_end|>", control_tokens=one.info.control_tokens))
+    assert found == form
+    tools = (CallableTool(name="weather", parameters=SCHEMA),)
+    grammar, _ = reply_grammar(form, ToolUse(tools=tools, required=True, parallel=False), "none")
+    for seed in range(3):
+        sampling = SamplingParams(seed=seed, grammar=grammar)
+        asked = Generate(id=f"{seed}", prompt="hello", max_tokens=100, sampling=sampling, shown=form.controls)
+        events = one.handle(asked)
+        while one.busy:
+            events += one.step()
+        assert not any(isinstance(event, Failure) for event in events), events
+        deltas = [event for event in events if isinstance(event, Delta)]
+        reader = ReplyReader(form, "none", {"weather": texts_of(SCHEMA)})
+        pieces = [piece for delta in deltas for piece in reader.push(delta.text, last=delta.finish is not None)]
+        assert [piece.text for piece in pieces if piece.kind == "call"] == ["weather"]
+        arguments = json.loads("".join(piece.text for piece in pieces if piece.kind == "arguments"))
+        assert arguments["city"] in ("Bonn", "Rome")
+        assert arguments["days"] in range(10)
+        assert deltas[-1].finish == "stop"
+        written = "".join(delta.text for delta in deltas)
+        assert written.startswith(form.prefix)
+        assert written.endswith(form.suffix)
+        tokens = one.handle(Tokenize(id="t", text=written, add_special=False, parse_special=True))[0].value
+        assert deltas[-1].completion_tokens <= len(tokens) + 1
+    one.close()
