@@ -19,12 +19,13 @@ def test_a_plan_that_is_cancelled_ends_with_its_measurement(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(caches.parent))
     (tmp_path / "a.txt").write_text("The cat sat on the mat and saw a dog.\n" * 400)
     words = ["plan", "preset=auto", "budget=1h", "plan.plot=", "data=local", "data.files=['a.txt']"]
+    before = set(psutil.Process().children(recursive=True))  # what starts other tests' programs
     started: set[psutil.Process] = set()
 
     async def cancelled() -> None:
         asking = asyncio.create_task(ask(words, tmp_path))
         while not measuring(started):
-            started.update(psutil.Process().children(recursive=True))
+            started.update(set(psutil.Process().children(recursive=True)) - before)
             assert not asking.done(), "it measured nothing"
             await asyncio.sleep(0.05)
         asking.cancel()
