@@ -112,9 +112,7 @@ def model_files(folder: Path) -> list[Path]:
 def is_no_model(name: str) -> bool:
     """Whether a GGUF file is called as those are that hold no model, or not its beginning: importance matrices,
     adapters, projectors of images, and the later parts of a split model."""
-    part = re.search(r"-(\d{5})-of-\d{5}\.gguf$", name)
-    later = part is not None and part[1] != "00001"
-    return later or name.startswith("imatrix") or name.endswith(ADAPTER_END) or "mmproj" in name.lower()
+    return _is_beside_a_model(name) or name.startswith("imatrix") or name.endswith(ADAPTER_END)
 
 
 def is_adapter(path: Path) -> bool:

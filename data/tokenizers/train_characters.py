@@ -13,7 +13,7 @@ Tested in tests/slm/vocabulary/test_trained_splits.py.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
@@ -72,28 +72,36 @@ def train(
 
 def of_pieces(pieces: list[str]) -> dict[str, bytes]:
     """Tokenizer files with these tokens behind ``FIRST``, the best first; each is one that ``can_be_token``."""
+    return files_of(_model(pieces), pre_tokenizer=isolated({"Regex": WORDS}), decoders=[{"type": "ByteFallback"}])
+
+
+def isolated(pattern: dict[str, str]) -> dict[str, Any]:
+    """A pre-tokenizer that makes each match of a pattern a piece."""
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
+
+
+def files_of(
+    model: dict[str, Any], *, pre_tokenizer: dict[str, Any], decoders: Sequence[dict[str, Any]] = ()
+) -> dict[str, bytes]:
+    """Files of a tokenizer of SentencePiece's form: spaces are U+2581, id 0 is ``<unk>``, id 1 the end-of-text token.
+    ``decoders``: what else its tokens need to become text again."""
     spec = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [special_token(id, FIRST[id]) for id in (0, 1)],
+        "added_tokens": [special_token(id, name) for id, name in enumerate((UNKNOWN, EOT))],
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-        "pre_tokenizer": {
-            "type": "Split",
-            "pattern": {"Regex": WORDS},
-            "behavior": "Isolated",
-            "invert": False,
-        },
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": {
             "type": "Sequence",
             "decoders": [
                 {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-                {"type": "ByteFallback"},
+                *decoders,
                 {"type": "Fuse"},
             ],
         },
-        "model": _model(pieces),
+        "model": model,
     }
     return {
         "tokenizer.json": json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode(),

@@ -15,15 +15,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from slm.data.config import Split
 from slm.data.tokenizers.from_sentencepiece import SPACE
 from slm.data.tokenizers.sample import Sample
-from slm.data.tokenizers.tokenizer import EOT, special_token, tokenizer_config
-from slm.data.tokenizers.train_characters import LEARN_FROM, UNKNOWN, WORDS
+from slm.data.tokenizers.tokenizer import EOT
+from slm.data.tokenizers.train_characters import LEARN_FROM, UNKNOWN, WORDS, files_of, isolated
 
 FIRST = [UNKNOWN, EOT]
 """The tokens that are there before any text is read."""
@@ -97,33 +96,14 @@ def of_pieces(scores: dict[str, float]) -> dict[str, bytes]:
     least = min(kept.values(), default=0.0) - _LEAST
     kept |= {each: least for each in _ALWAYS if each not in kept}
     pieces = sorted(kept.items(), key=lambda each: (-each[1], each[0]))
-    split: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
-    spec = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [special_token(id, name) for id, name in enumerate(FIRST)],
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [split | {"pattern": {"Regex": WORDS}}, split | {"pattern": {"String": _ALONE}}],
-        },
-        "post_processor": None,
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "Fuse"}],
-        },
-        "model": {
-            "type": "Unigram",
-            "unk_id": 0,
-            "byte_fallback": False,
-            "vocab": [*([name, 0.0] for name in FIRST), *map(list, pieces)],
-        },
+    model = {
+        "type": "Unigram",
+        "unk_id": 0,
+        "byte_fallback": False,
+        "vocab": [*([name, 0.0] for name in FIRST), *map(list, pieces)],
     }
-    return {
-        "tokenizer.json": json.dumps(spec, ensure_ascii=False, separators=(",", ":")).encode(),
-        "tokenizer_config.json": tokenizer_config(eot=EOT, unk_token=UNKNOWN),
-    }
+    apart = [isolated({"Regex": WORDS}), isolated({"String": _ALONE})]
+    return files_of(model, pre_tokenizer={"type": "Sequence", "pretokenizers": apart})
 
 
 def _can_be_token(piece: str) -> bool:

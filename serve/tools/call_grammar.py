@@ -65,20 +65,18 @@ def reply_grammar(
     for i, tool in enumerate(use.tools):
         try:
             schema, relaxed = enforceable(tool.parameters or _NO_PARAMETERS, strict=tool.strict, of_object=True)
+            if form.fields is None:
+                rules = None
+            else:
+                made = ArgumentsGrammar(form.fields, form.controls, prefix=f"a{i}", strict=tool.strict)
+                rules = [f"arguments{i}: {made.whole(schema)}", *made.rules]
+                relaxed = [*relaxed, *made.warnings]
         except GrammarError as error:
             raise GrammarError(f"the parameters of {tool.name}: {error}") from None
         warnings += [f"the parameters of {tool.name}: {each}" for each in relaxed]
         middle = f"/:[0-9]{{1,3}}/ {part(form.middle)}" if form.numbered else part(form.middle)
         calls.append(f"{quoted(tool.name)} {middle} arguments{i}")
-        if form.fields is None:
-            arguments.append(f"arguments{i}: {json_term(schema)}")
-            continue
-        try:
-            made = ArgumentsGrammar(form.fields, form.controls, prefix=f"a{i}", strict=tool.strict)
-            arguments += [f"arguments{i}: {made.whole(schema)}", *made.rules]
-        except GrammarError as error:
-            raise GrammarError(f"the parameters of {tool.name}: {error}") from None
-        warnings += [f"the parameters of {tool.name}: {each}" for each in made.warnings]
+        arguments += rules or [f"arguments{i}: {json_term(schema)}"]
     more = f" ({part(form.between)} onecall)*" if use.parallel and form.between is not None else ""
     after_mark = form.prefix if use.required else form.prefix[len(form.mark) :]
     lark = "\n".join(

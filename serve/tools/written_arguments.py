@@ -57,8 +57,13 @@ def texts_of(schema: Any) -> frozenset[str]:
 def _is_text(schema: Any) -> bool:
     if not isinstance(schema, dict):
         return False
-    values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
+    values = _values(schema)
     return schema.get("type") == "string" or (bool(values) and all(isinstance(each, str) for each in values))
+
+
+def _values(schema: Mapping[str, Any]) -> list[Any]:
+    """The only values that a schema admits; empty: it does not list them."""
+    return schema.get("enum") or ([schema["const"]] if "const" in schema else [])
 
 
 def written_value(fields: Fields, value: Any) -> str:
@@ -147,8 +152,7 @@ class ArgumentsGrammar:
         if fields.strings != "bare":
             return f"{self._value(schema, key, 0)} {after}"
         schema = self._resolved(schema)
-        values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-        if values:
+        if values := _values(schema):
             texts = [each if isinstance(each, str) else written_value(fields, each) for each in values]
             return f"({' | '.join(map(quoted, texts))}) {after}"
         kinds = self._kinds(schema)
@@ -161,8 +165,7 @@ class ArgumentsGrammar:
 
     def _value(self, schema: Any, where: str, level: int) -> str:
         fields, schema = self._fields, self._resolved(schema)
-        values = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-        if values:
+        if values := _values(schema):
             return f"({' | '.join(self._mark(written_value(fields, each)) for each in values)})"
         kinds = self._kinds(schema)
         if not kinds or level >= _LEVELS:

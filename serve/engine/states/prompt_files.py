@@ -67,11 +67,10 @@ class PromptFiles:
                     print(f"prompts are not kept on disk: {error}", file=sys.stderr)
                 self._has_failed = True
                 continue
-            for old in self._files:
-                if new.tokens[: len(old.tokens)] == old.tokens:
-                    self._delete(old)
-            self._files = [old for old in self._files if new.tokens[: len(old.tokens)] != old.tokens]
-            self._files.append(new)
+            shorter = [old for old in self._files if new.tokens[: len(old.tokens)] == old.tokens]
+            for old in shorter:
+                self._delete(old)
+            self._files = [*(old for old in self._files if old not in shorter), new]
             while sum(file.n_bytes for file in self._files) > self._most_bytes:
                 self._delete(self._files.pop(0))
         return self._files
