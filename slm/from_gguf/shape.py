@@ -10,7 +10,7 @@ import numpy as np
 from slm.data.errors import UserError
 from slm.from_gguf.contents import Contents
 from slm.model.architectures import TRAITS
-from slm.model.config import SLIDING_PATTERN, ModelConfig, every_nth_global
+from slm.model.config import ModelConfig, every_nth_global
 
 _WITH_EFFECT = (
     *("expert_count", "attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.clamp_kqv"),
@@ -116,10 +116,11 @@ def _of_layers(contents: Contents, kv_heads: list[int]) -> dict[str, Any]:
     """What differs from layer to layer: local attention, short convolutions."""
     traits, found = TRAITS[contents.arch], dict[str, Any]()  # type: ignore[index]  # it is one of TRAITS
     if traits.sliding_window and (window := contents.value("attention.sliding_window")):
-        pattern = contents.value("attention.sliding_window_pattern", SLIDING_PATTERN)
+        pattern = contents.value("attention.sliding_window_pattern", traits.sliding_pattern)
         layers = tuple(map(bool, pattern)) if isinstance(pattern, list) else every_nth_global(len(kv_heads), pattern)
         found = {"sliding_window": int(window), "local_layers": layers}
-        found["local_rope_theta"] = float(contents.value("rope.freq_base_swa") or 10_000.0)
+        if traits.local_rope:
+            found["local_rope_theta"] = float(contents.value("rope.freq_base_swa") or 10_000.0)
     if contents.arch == "exaone4" and (window := contents.value("attention.sliding_window")):
         raise UserError(f"{contents.path.name} has a sliding window of {window} positions, which is not supported here")
     if traits.multipliers:

@@ -13,6 +13,8 @@ Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2", "smollm3", "
 """llama.cpp's names (``general.architecture``)."""
 
 
+OLMO3 = "Olmo3ForCausalLM"
+"""transformers' class of an ``olmo2`` with sliding windows."""
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of a Llama's block, by their names in a checkpoint."""
 
@@ -53,7 +55,13 @@ class Traits:
     scaled_embedding: bool = False
     """Embeddings are multiplied by sqrt(d_model)."""
     sliding_window: bool = False
-    """Some layers see only the last positions, and have another RoPE base."""
+    """Some layers may see only the last positions, and are not scaled by ``rope_scaling``."""
+    sliding_pattern: int = 0
+    """Of this many layers the last sees all positions, where nothing else is said."""
+    local_rope: bool = False
+    """Layers with a sliding window have another RoPE base."""
+    query_scalar: bool = False
+    """Attention's logits are divided by the root of a number of the configuration."""
     short_conv: bool = False
     """Some layers have a gated short convolution in place of attention."""
     linear_layers: tuple[str, ...] = LINEAR_LAYERS
@@ -84,6 +92,9 @@ TRAITS: dict[Architecture, Traits] = {
         activation="gelu_tanh",
         scaled_embedding=True,
         sliding_window=True,
+        sliding_pattern=6,
+        local_rope=True,
+        query_scalar=True,
     ),
     "lfm2": Traits(
         hf_class="Lfm2ForCausalLM",
@@ -104,7 +115,15 @@ TRAITS: dict[Architecture, Traits] = {
     ),
     "exaone4": Traits(hf_class="Exaone4ForCausalLM", hf_type="exaone4", qk_norm=True, pre_norms=False, post_norms=True),
     "olmo2": Traits(
-        hf_class="Olmo2ForCausalLM", hf_type="olmo2", qk_norm=True, wide_qk_norm=True, pre_norms=False, post_norms=True
+        hf_class="Olmo2ForCausalLM",
+        hf_type="olmo2",
+        hf_aliases=(OLMO3,),
+        qk_norm=True,
+        wide_qk_norm=True,
+        pre_norms=False,
+        post_norms=True,
+        sliding_window=True,
+        sliding_pattern=4,
     ),
 }
 
@@ -112,7 +131,6 @@ LEFT_OUT = {
     "Gemma2ForCausalLM": "it caps attention's logits and the head's (soft-capping), which the training kernels do not",
     "Gemma4ForConditionalGeneration": "it has an embedding for each layer, and layers that share keys and values",
     "Gemma4ForCausalLM": "it has an embedding for each layer, and layers that share keys and values",
-    "Olmo3ForCausalLM": "it has sliding windows besides what an OLMo 2 has",
     "Qwen3_5ForCausalLM": "three of four of its layers have a gated delta rule in place of attention",
     "Qwen3_5ForConditionalGeneration": "three of four of its layers have a gated delta rule in place of attention",
     "Qwen3NextForCausalLM": "three of four of its layers have a gated delta rule in place of attention",

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slm.data.errors import UserError
-from slm.model.architectures import LEFT_OUT, TRAITS, Architecture, Traits, known_classes
+from slm.model.architectures import LEFT_OUT, OLMO3, TRAITS, Architecture, Traits, known_classes
 from slm.model.foreign.config_values import MULTIPLIERS, cleaned
 from slm.model.foreign.joined import as_plain
 from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
-SLIDING_PATTERN = 6
-"""Gemma 3: one of this many layers, the last of them, sees all positions."""
 ROPE_PATTERN = 4
 """SmolLM3: every layer with a multiple of this number has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
@@ -49,9 +47,10 @@ class ModelConfig:
     rope_scaling: dict[str, Any] | None = None
     """Hugging Face's rope parameters of type "llama3", "linear" or "yarn", or None for plain RoPE."""
     sliding_window: int | None = None
-    """gemma3: positions that a local layer sees, the position itself included; None: no layer is local."""
+    """gemma3, olmo2: positions that a local layer sees, the position itself included; None: no layer is local (an olmo2
+    is then an OLMo 2, else an OLMo 3)."""
     local_layers: tuple[bool, ...] = ()
-    """gemma3: which layers are local; empty: all but every sixth one."""
+    """gemma3, olmo2: which layers are local; empty: all but every sixth one (gemma3), or every fourth one (olmo2)."""
     local_rope_theta: float = 10_000.0
     """gemma3: ``rope_theta`` of local layers."""
     query_scalar: float | None = None
@@ -102,8 +101,10 @@ class ModelConfig:
             object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling, self.seq_len))
         if self.traits.sliding_window:
             self._complete_sliding_window()
-        elif self.sliding_window is not None or self.query_scalar is not None or self.local_layers:
-            raise UserError(f"a {self.arch} model has no sliding window and no query_scalar: leave them out")
+        elif self.sliding_window is not None or self.local_layers:
+            raise UserError(f"a {self.arch} model has no sliding window: leave it out")
+        if self.query_scalar is not None and not self.traits.query_scalar:
+            raise UserError(f"a {self.arch} model has no query_scalar: leave it out")
         if self.traits.short_conv:
             self._complete_short_conv()
         elif self.conv_layers or self.conv_width != _CONV_WIDTH:
@@ -145,17 +146,20 @@ class ModelConfig:
         object.__setattr__(self, "conv_layers", layers)
 
     def _complete_sliding_window(self) -> None:
-        if self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
+        local_base = self.traits.local_rope
+        if local_base and self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
             raise UserError(f"in a {self.arch} model only rope scaling of type 'linear' is supported, and plain RoPE")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise UserError(f"model.sliding_window must be at least 1, not {self.sliding_window}")
-        layers = tuple(self.local_layers) or every_nth_global(self.n_layers, SLIDING_PATTERN)
+        layers = tuple(self.local_layers) or every_nth_global(self.n_layers, self.traits.sliding_pattern)
         if len(layers) != self.n_layers:
             raise UserError(f"model.local_layers names {len(layers)} layers, the model has {self.n_layers}")
         if self.sliding_window is None or not any(layers):
             layers = (False,) * self.n_layers
             object.__setattr__(self, "sliding_window", None)
         object.__setattr__(self, "local_layers", layers)
+        if not local_base:
+            object.__setattr__(self, "local_rope_theta", self.rope_theta)
         if self.query_scalar is not None and self.query_scalar <= 0:
             raise UserError(f"model.query_scalar must be above 0, not {self.query_scalar}")
         if self.query_scalar == self.head_dim:
@@ -233,7 +237,7 @@ class ModelConfig:
             raise UserError(
                 "a tied olmo2 model does not run in llama.cpp: give it a separate head (model.tie_embeddings=false)"
             )
-        if self.arch in ("qwen2", "lfm2", "granite") and self.n_heads * self.head_dim != self.d_model:
+        if self.arch in ("qwen2", "lfm2", "granite", "olmo2") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(
                 f"a {self.arch} model with n_heads*head_dim={self.n_heads * self.head_dim}, which is not its "
                 f"d_model={self.d_model} does not run in llama.cpp: make them equal"
@@ -337,16 +341,25 @@ class ModelConfig:
             raise UserError(f"rope scaling of type {local_rope_type!r} in local layers is not supported")
         eos = config.get("eos_token_id")
         n_heads = config["num_attention_heads"]
-        default_theta = 1_000_000.0 if traits.sliding_window or traits.short_conv else 10_000.0
-        default_theta = 2_000_000.0 if traits.nope else default_theta
+        default_theta = 1_000_000.0 if traits.local_rope or traits.short_conv else 10_000.0
+        default_theta = 2_000_000.0 if traits.nope else 500_000.0 if name == OLMO3 else default_theta
+        theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
         local: dict[str, Any] = {}
-        if traits.sliding_window:
+        if traits.local_rope or name == OLMO3:
             local = {
                 "sliding_window": config.get("sliding_window", 4096),
-                "local_layers": _local_layers(config),
-                "local_rope_theta": float(local_rope.get("rope_theta") or config.get("rope_local_base_freq") or 1e4),
-                "query_scalar": config.get("query_pre_attn_scalar", 256),
+                "local_layers": _local_layers(config, traits.sliding_pattern),
             }
+        local_theta = local_rope.get("rope_theta")
+        if traits.local_rope:
+            local["local_rope_theta"] = float(local_theta or config.get("rope_local_base_freq") or 1e4)
+        elif local_theta is not None and number(local_theta, "rope_theta") != theta:
+            raise UserError(
+                f"rope_theta={local_theta} in local layers and {theta:g} in the others is not supported: llama.cpp has "
+                f"one for all layers of a {name}"
+            )
+        if traits.query_scalar:
+            local["query_scalar"] = config.get("query_pre_attn_scalar", 256)
         if traits.short_conv:
             local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", _CONV_WIDTH)}
         if traits.nope:
@@ -363,7 +376,7 @@ class ModelConfig:
             head_dim=config.get("head_dim") or traits.head_dim or config["hidden_size"] // n_heads,
             ffn_dim=_lfm2_ffn_dim(config) if traits.short_conv else config["intermediate_size"],
             seq_len=min(config["max_position_embeddings"], _window(config) or config["max_position_embeddings"]),
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or default_theta),
+            rope_theta=theta,
             rope_scaling=read_scaling(rope, config["max_position_embeddings"]),
             norm_eps=config.get("norm_eps", 1e-5) if traits.short_conv else config.get("rms_norm_eps", _eps(traits)),
             tie_embeddings=config.get("tie_word_embeddings", config.get("tie_embedding", traits.tied)),
@@ -375,11 +388,12 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """A ``config.json`` that transformers 4 and 5, vLLM and llama.cpp's converter read."""
         rope: dict[str, Any] = {"rope_type": "default", **(self.rope_scaling or {}), "rope_theta": self.rope_theta}
-        if self.traits.sliding_window:
+        is_olmo3 = self.arch == "olmo2" and self.sliding_window is not None
+        if self.traits.local_rope or is_olmo3:
             rope = {_GLOBAL: rope, _LOCAL: {"rope_type": "default", "rope_theta": self.local_rope_theta}}
         config = {
-            "architectures": [self.traits.hf_class],
-            "model_type": self.traits.hf_type,
+            "architectures": [OLMO3 if is_olmo3 else self.traits.hf_class],
+            "model_type": "olmo3" if is_olmo3 else self.traits.hf_type,
             "vocab_size": self.vocab_size,
             "hidden_size": self.d_model,
             "intermediate_size": self.ffn_dim,
@@ -416,6 +430,8 @@ class ModelConfig:
             config["pad_token_id"] = None
             if self.arch == "exaone4":
                 config |= {"sliding_window": None, "layer_types": [_GLOBAL] * self.n_layers}
+            elif is_olmo3:
+                config |= {"sliding_window": self.sliding_window, "layer_types": self._layer_types()}
         elif self.traits.sliding_window:
             config |= self._sliding_window_hf()
             del config["hidden_act"]
@@ -439,13 +455,16 @@ class ModelConfig:
             "pad_token_id": None,
         }
 
+    def _layer_types(self) -> list[str]:
+        return [_LOCAL if local else _GLOBAL for local in self.local_layers]
+
     def _sliding_window_hf(self) -> dict[str, Any]:
         return {
             "hidden_activation": "gelu_pytorch_tanh",
             "query_pre_attn_scalar": self.head_dim if self.query_scalar is None else self.query_scalar,
             "sliding_window": self.sliding_window
             or self.seq_len,  # transformers wants one where no layer is local, too
-            "layer_types": [_LOCAL if local else _GLOBAL for local in self.local_layers],
+            "layer_types": self._layer_types(),
             "rope_local_base_freq": self.local_rope_theta,  # transformers 4
             "attn_logit_softcapping": None,
             "final_logit_softcapping": None,
@@ -465,11 +484,11 @@ def every_nth_global(n_layers: int, pattern: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % pattern != 0 for layer in range(n_layers))
 
 
-def _local_layers(config: dict[str, Any]) -> tuple[bool, ...]:
+def _local_layers(config: dict[str, Any], usual: int) -> tuple[bool, ...]:
     """``layer_types`` of a config.json, or what an older one says in a number."""
     if types := config.get("layer_types"):
         return tuple(each == _LOCAL for each in types)
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or SLIDING_PATTERN
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or usual
     return every_nth_global(config["num_hidden_layers"], pattern)
 
 

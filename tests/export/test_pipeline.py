@@ -56,6 +56,7 @@ LLAMA3 = {
 }  # fmt: skip
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers": 4}
 
 
@@ -73,6 +74,7 @@ GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers"
         # that f16 moves a logit by 4.0 % of their root mean square, with AMX by 5.2 (5 are allowed).
         GEMMA | {"sliding_window": 24, "n_layers": 6, "local_rope_theta": 5_000.0},
         GEMMA | {"sliding_window": None, "tie_embeddings": False},
+        {"arch": "olmo2", "n_layers": 4, "sliding_window": 40, "rope_theta": 5e5, "rope_scaling": YARN},
     ],
 )
 def test_every_shape_gives_the_checkpoints_logits(tmp_path, monkeypatch, changes):

@@ -52,8 +52,9 @@ def _add_rope_scaling(writer: Any, model: ModelConfig) -> None:
 
 
 def _pattern(model: ModelConfig) -> int | list[bool]:
-    """The number n where the last of every n layers sees all positions, as in published models; else layer by layer."""
-    for n in range(2, model.n_layers + 2):
+    """The number n where the last of every n layers sees all positions; else layer by layer. llama.cpp's converter
+    writes a number for a gemma3, and the layers of an olmo2."""
+    for n in range(2, model.n_layers + 2) if model.traits.local_rope else ():
         if model.local_layers == every_nth_global(model.n_layers, n):
             return n
     return list(model.local_layers)

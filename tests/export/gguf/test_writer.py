@@ -66,12 +66,20 @@ PARITY = {
     "granite": False,
     "exaone4": True,
     "olmo2": False,
+    "olmo3": False,
 }
-"""By architecture, whether the head is tied."""
+"""By model, whether the head is tied."""
 
 
 LLAMA3 = dict(factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 MORE = {
+    "olmo3": dict(
+        arch="olmo2",
+        n_layers=5,
+        sliding_window=40,
+        rope_theta=5e5,
+        rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+    ),
     "smollm3": dict(n_layers=4),
     "granite": dict(
         embedding_multiplier=12.0, attention_multiplier=0.0156, residual_multiplier=0.22, logits_scaling=8.0
@@ -82,7 +90,7 @@ MORE = {
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
-    """By architecture, the file that is exported and the one that llama.cpp's converter makes of its checkpoint."""
+    """By model, the file that is exported and the one that llama.cpp's converter makes of its checkpoint."""
     base = tmp_path_factory.mktemp("converted")
     files, jobs, pre = {}, {}, {}
     for arch, tie in PARITY.items():

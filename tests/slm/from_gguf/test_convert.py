@@ -45,6 +45,7 @@ SHAPES = {
     },
     "exaone4": {"arch": "exaone4", "tie_embeddings": True, "rope_scaling": SCALING, "rope_theta": 5e5},
     "olmo2": {"arch": "olmo2"},
+    "olmo3": {"arch": "olmo2", "n_layers": 5, "sliding_window": 40, "rope_theta": 5e5, "rope_scaling": YARN},
 }
 
 

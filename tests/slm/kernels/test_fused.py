@@ -48,10 +48,13 @@ SHAPES = {
     ),
     "exaone4": dict(arch="exaone4", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128),
     "olmo2": dict(arch="olmo2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128),
+    "olmo3": dict(
+        arch="olmo2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128, sliding_window=20, local_layers=(True, False)
+    ),
     "lfm2": dict(arch="lfm2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128, n_layers=2),
 }
 
-ALIKE = ("smollm3", "granite", "exaone4", "olmo2")
+ALIKE = ("smollm3", "granite", "exaone4", "olmo2", "olmo3")
 """Shapes that call the same kernels as the others, in another order or with other factors."""
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from slm.model.architectures import TRAITS, known_classes
+from slm.model.architectures import OLMO3, TRAITS, known_classes
 from slm.model.checkpoint import load_model, save_model
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel, local_starts
@@ -20,6 +20,7 @@ MULTIPLIED = dict(embedding_multiplier=12.0, attention_multiplier=0.1, residual_
 LLAMA3 = dict(
     rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 MODELS = {
     "llama": dict(arch="llama", tie_embeddings=False),
     "qwen2": dict(arch="qwen2", tie_embeddings=False, rope_theta=1e6),
@@ -35,6 +36,10 @@ MODELS = {
     "granite-plain": dict(arch="granite", head_dim=16),
     "exaone4": dict(arch="exaone4", rope_theta=1e6, rope_scaling=LLAMA3),
     "olmo2": dict(arch="olmo2", rope_theta=5e5, tie_embeddings=False),
+    "olmo3": dict(
+        arch="olmo2", n_layers=5, rope_theta=5e5, sliding_window=8, rope_scaling=YARN, tie_embeddings=False
+    ),
+    "olmo3-others": dict(arch="olmo2", rope_theta=1e4, sliding_window=5, local_layers=(False, True, True)),
     "lfm2-untied": dict(arch="lfm2", conv_layers=(False, True, True), conv_width=4, tie_embeddings=False),
 }
 
@@ -70,7 +75,8 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
     (tmp_path / "ours").mkdir()
     save_model(tmp_path / "ours", model)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
-    assert type(theirs).__name__ == model.config.traits.hf_class
+    traits = model.config.traits
+    assert type(theirs).__name__ == (OLMO3 if name.startswith("olmo3") else traits.hf_class)
     assert sum(p.numel() for p in theirs.parameters()) == model.config.n_params
     logits = theirs(tokens[:, :-1]).logits
     assert (model(tokens[:, :-1]) - logits).abs().max().item() < 1e-4
@@ -90,7 +96,7 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
         assert torch.equal(again.state_dict()[each], tensor), each
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3"])
 def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
     model, tokens = random_model(name), ids(1, 20)
     with torch.no_grad():

@@ -10,6 +10,7 @@ import pytest
 from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT
 from slm.model.config import ModelConfig
+from slm.model.rope import rope_frequencies
 
 SMALL = dict(
     vocab_size=96, n_layers=2, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, seq_len=64, eos_id=0
@@ -128,6 +129,9 @@ def test_a_mistral_is_a_llama_as_far_as_its_window():
         dict(arch="lfm2", conv_width=4),
         dict(arch="lfm2", conv_layers=(False, True), tie_embeddings=False),
         dict(arch="gemma3", query_scalar=16.0),
+        dict(arch="olmo2", rope_theta=5e5),
+        dict(arch="olmo2", sliding_window=16, local_layers=(False, True), rope_theta=5e5),
+        dict(arch="olmo2", n_layers=5, sliding_window=16, rope_scaling=dict(rope_type="yarn", factor=4.0)),
     ],
 )
 def test_config_survives_the_trip_through_hugging_face_form(change):
@@ -160,6 +164,35 @@ def test_a_gemma_config_as_transformers_4_wrote_it():
     left_out = 6 * (config.vocab_size - 2048) * config.d_model
     assert config.flops_per_token(512, 2048) == config.flops_per_token(512) - left_out
     assert config.flops_per_token(512, 1 << 20) == config.flops_per_token(512)
+
+
+OLMO3_7B = {
+    "architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "bos_token_id": 100257, "eos_token_id": 100265,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "max_position_embeddings": 65536,
+    "model_type": "olmo3", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-06, "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
+    "rope_scaling": {
+        "attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+        "original_max_position_embeddings": 8192, "rope_type": "yarn",
+    },
+    "vocab_size": 100278,
+}  # fmt: skip
+
+
+def test_an_olmo_3_config_as_transformers_4_wrote_it():
+    config = ModelConfig.from_hf(OLMO3_7B)
+    assert (config.arch, config.sliding_window, config.rope_theta) == ("olmo2", 4096, 5e5)
+    assert config.rope_scaling == {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    assert [layer for layer in range(8) if not config.is_local(layer)] == [3, 7]
+    assert rope_frequencies(config, local=True)[-1] > 4 * rope_frequencies(config)[-1]  # local layers are not scaled
+    without = {key: each for key, each in OLMO3_7B.items() if key != "layer_types"}
+    assert ModelConfig.from_hf(without) == config
+    two = ModelConfig.from_hf(OLMO3_7B | {"architectures": ["Olmo2ForCausalLM"]})  # whatever windows the file names
+    assert (two.sliding_window, two.to_hf()["architectures"]) == (None, ["Olmo2ForCausalLM"])
+    bases = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
+    with pytest.raises(UserError, match="rope_theta=10000.0 in local layers and 500000 in the others is not supported"):
+        ModelConfig.from_hf(OLMO3_7B | {"rope_parameters": bases})
 
 
 def test_shapes_that_llama_cpp_does_not_run_are_refused():
