@@ -160,11 +160,25 @@ def _write_unquantized(making: _Making) -> None:
             source.write(making.path(kind), kind)
 
 
+def _beyond_the_proof(source: Source, n_ctx: int) -> str | None:
+    """What a proof with windows of ``n_ctx`` tokens does not show of a LongRoPE model."""
+    scaling = source.model.config.rope_scaling
+    if not scaling or scaling["rope_type"] != "longrope" or n_ctx > scaling["original_max_position_embeddings"]:
+        return None
+    old = int(scaling["original_max_position_embeddings"])
+    return (
+        f"note: LongRoPE: the proof compares contexts of up to {old} tokens (the short factors); in a longer context "
+        "llama.cpp rotates all tokens by the long factors, also those of a short text"
+    )
+
+
 def _prove_unquantized(making: _Making) -> Proof:
     """Compare what was written. Returns the proof, which other files of the checkpoint are compared by, too."""
     source, options = making.source, making.config.proof
     # Windows of the proof that are no longer than the model's would show nothing of these.
     n_ctx = max(options.n_ctx, 2 * (source.model.config.sliding_window or 0))
+    if line := _beyond_the_proof(source, n_ctx):
+        making.log(line)
     kernels = quick_kernels(source.model, options.chunks * n_ctx)
     if kernels:
         source.scorer.use(kernels)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slm.data.errors import UserError
-from slm.llama.blocks.names import F32_ENDS, gguf_name
+from slm.llama.blocks.names import F32_ENDS, LONG_ROPE, gguf_name
 from slm.model.config import ModelConfig
 
 F16_LARGEST = 65_504.0
@@ -46,6 +46,9 @@ def gguf_tensors(
     """
     if config.rope_scaling and config.rope_scaling["rope_type"] == "llama3":
         yield "rope_freqs.weight", rope_factors(config)
+    if config.rope_scaling and config.rope_scaling["rope_type"] == "longrope":
+        for key, name in LONG_ROPE.items():
+            yield name, torch.tensor(config.rope_scaling[key], dtype=torch.float32)
     for name in weights:
         if config.tie_embeddings and name == "lm_head.weight":
             continue

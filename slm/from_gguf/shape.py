@@ -3,14 +3,17 @@
 Tested in tests/slm/from_gguf/test_convert.py.
 """
 
+import math
 from typing import Any
 
 import numpy as np
 
 from slm.data.errors import UserError
 from slm.from_gguf.contents import Contents
+from slm.llama.blocks.names import LONG_ROPE
 from slm.model.architectures import TRAITS
 from slm.model.config import ModelConfig, every_nth_global
+from slm.model.rope import attention_factor
 
 _WITH_EFFECT = (
     *("expert_count", "attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.clamp_kqv"),
@@ -24,7 +27,6 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 """Those that a Granite has, and what the configuration calls them."""
-_SCALES = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def read_shape(contents: Contents) -> ModelConfig:
@@ -48,7 +50,8 @@ def read_shape(contents: Contents) -> ModelConfig:
     per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
     head_dim = int(contents.value("attention.key_length") or width // n_heads)
     rotated = int(contents.value("rope.dimension_count") or head_dim)
-    if rotated != head_dim:
+    long_rope = TRAITS[contents.arch].long_rope
+    if rotated != head_dim and not long_rope:
         raise UserError(
             f"{name} rotates {rotated} of {head_dim} values of each head (rope.dimension_count): not supported here"
         )
@@ -62,15 +65,22 @@ def read_shape(contents: Contents) -> ModelConfig:
         n_kv_heads=max(per_layer),
         head_dim=head_dim,
         ffn_dim=value.number("feed_forward_length"),
-        seq_len=value.number("context_length"),
+        seq_len=_context(contents, value.number("context_length")),
         rope_theta=float(contents.value("rope.freq_base") or 10_000.0),
         rope_scaling=_rope_scaling(contents, head_dim),
+        rotary_dim=rotated if long_rope else None,
         norm_eps=_shortest(value.required("attention.layer_norm_rms_epsilon")),
         tie_embeddings=_is_tied(contents),
         bos_id=ids["bos"],
         eos_id=ids["eos"],
         **_of_layers(contents, per_layer),
     )
+
+
+def _context(contents: Contents, length: int) -> int:
+    """A Phi-3 file names a window that all layers have, and llama.cpp reads further than it without one."""
+    window = contents.value("attention.sliding_window") if TRAITS[contents.arch].long_rope else None
+    return min(length, int(window or length))
 
 
 class _Required:
@@ -134,10 +144,10 @@ def _of_layers(contents: Contents, kv_heads: list[int]) -> dict[str, Any]:
 
 def _rope_scaling(contents: Contents, head_dim: int) -> dict[str, Any] | None:
     """Long-context scaling of RoPE, from the metadata or from the factors that the file holds for it."""
-    if any(each in contents.tensors for each in _SCALES):
-        raise UserError(f"{contents.path.name} scales RoPE by {_SCALES[0]} (LongRoPE): not supported here")
+    if any(name in contents.tensors for name in LONG_ROPE.values()):
+        return _long_rope(contents)
     if "rope_freqs.weight" in contents.tensors:
-        factors = np.concatenate([each.reshape(-1) for each in contents.rows("rope_freqs.weight")])
+        factors = _vector(contents, "rope_freqs.weight")
         theta = float(contents.value("rope.freq_base") or 10_000.0)
         return llama3_scaling(factors, theta, head_dim, contents.path.name)
     kind, factor = contents.value("rope.scaling.type", "none"), contents.value("rope.scaling.factor", 1.0)
@@ -147,6 +157,30 @@ def _rope_scaling(contents: Contents, head_dim: int) -> dict[str, Any] | None:
     if (old := contents.value("rope.scaling.original_context_length")) is not None:
         found["original_max_position_embeddings"] = int(old)
     return found
+
+
+def _vector(contents: Contents, name: str) -> np.ndarray:
+    return np.concatenate([each.reshape(-1) for each in contents.rows(name)])
+
+
+def _long_rope(contents: Contents) -> dict[str, Any]:
+    """LongRoPE's factors, with the context's growth that the attention factor tells.
+
+    The factor is sqrt(1 + ln(growth) / ln(original context)); the growth that the context lengths give is taken where
+    it fits.
+    """
+    name = contents.path.name
+    old = contents.value("rope.scaling.original_context_length")
+    if not old or not all(each in contents.tensors for each in LONG_ROPE.values()):
+        raise UserError(f"{name} has a part of LongRoPE's tensors and lengths alone: it is not complete")
+    given = float(contents.value("rope.scaling.attn_factor") or 1.0)
+    scaling: dict[str, Any] = {"rope_type": "longrope", "factor": (contents.value("context_length") or old) / old}
+    scaling["original_max_position_embeddings"] = int(old)
+    if not math.isclose(attention_factor(scaling), given, rel_tol=1e-6):
+        scaling["factor"] = float(f"{old ** (given**2 - 1):.5g}")  # what an f32 tells of it
+    return scaling | {
+        key: [_shortest(each) for each in _vector(contents, tensor)] for key, tensor in LONG_ROPE.items()
+    }
 
 
 def llama3_scaling(factors: np.ndarray, theta: float, head_dim: int, name: str) -> dict[str, Any] | None:

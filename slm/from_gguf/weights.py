@@ -15,12 +15,12 @@ import numpy as np
 
 from slm.data.errors import UserError, nearest
 from slm.from_gguf.contents import Contents
-from slm.llama.blocks.names import gguf_name
+from slm.llama.blocks.names import LONG_ROPE, gguf_name
 from slm.llama.gguf_check import GgufTensor
 from slm.model.config import ModelConfig
 from slm.model.transformer import shapes
 
-_LEFT_OUT = ("rope_freqs.weight",)
+_LEFT_OUT = ("rope_freqs.weight", *LONG_ROPE.values())
 """Tensors that the configuration says."""
 _KEPT = {"f16": "F16", "bf16": "BF16"}
 """Types that safetensors have, too."""

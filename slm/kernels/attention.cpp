@@ -91,10 +91,10 @@ extern "C" {
 
 // out [B T, H E] and lse [B, H, T] (f32; the log of the sum of exponentials of the scaled scores). scratch:
 // slm_attention_scratch items. Returns 0, or 1 where memory ran out.
-int slm_attention_forward(const value* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
+int slm_attention_forward(const value* qkv, long B, long T, long H, long K, long E, long R, const float* cos, const float* sin,
                           const float* q_norm, const float* k_norm, float eps, const int32_t* starts, value* out, float* lse,
                           packed* scratch) {
-    const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
+    const Shape s{B, T, H, K, E, R, cos, sin, q_norm, k_norm, eps, starts};
     const long size = s.panels(), blocks = ceil_div(T, QUERY_BLOCK);
     std::atomic<bool> failed{false};
     in_parallel([&](Share& share) {

@@ -25,7 +25,8 @@ constexpr float MINUS_INF = -std::numeric_limits<float>::infinity();
 
 struct Shape {
     long B, T, H, K, E;  // sequences, positions, query heads, key heads, values per head (a multiple of 32)
-    const float *cos, *sin;            // [T, E]; both halves of a row are equal
+    long R;              // the first values of a head, which are rotated (a multiple of 2 LANES)
+    const float *cos, *sin;            // [T, R]; both halves of a row are equal
     const float *q_norm, *k_norm;      // [E] or null
     float eps;
     const int32_t* starts;             // [B, T]: the first position each one sees, or null
@@ -55,16 +56,16 @@ struct Head {
     long first(const Shape& s, long t) const { return s.starts ? s.starts[b * s.T + t] : 0; }
 };
 
-// One head's vector at one position: normed where `norm` is given, then rotated by its position (RoPE). Returns 1 / rms
-// (1 without norm).
-INLINE float norm_and_rope(const value* x, long E, const float* norm, float eps, const float* cos, const float* sin, float* out) {
+// One head's vector at one position: normed where `norm` is given, then its first R values rotated by its position
+// (RoPE). Returns 1 / rms (1 without norm).
+INLINE float norm_and_rope(const value* x, long E, long R, const float* norm, float eps, const float* cos, const float* sin, float* out) {
     float scale = 1.0f;
     if (norm) {
         lanes sum = {};
         for (long e = 0; e < E; e += LANES) sum += load_value(x + e) * load_value(x + e);
         scale = 1.0f / std::sqrt(sum_of(sum) / E + eps);
     }
-    const long half = E / 2;
+    const long half = R / 2;
     for (long e = 0; e < half; e += LANES) {
         lanes a = load_value(x + e), b = load_value(x + half + e);
         if (norm) {
@@ -75,13 +76,17 @@ INLINE float norm_and_rope(const value* x, long E, const float* norm, float eps,
         store_f32(out + e, a * c - b * d);
         store_f32(out + half + e, b * c + a * d);
     }
+    for (long e = R; e < E; e += LANES) {
+        const lanes a = load_value(x + e);
+        store_f32(out + e, norm ? a * scale * load_f32(norm + e) : a);
+    }
     return scale;
 }
 
 // The same as activations, of position t.
 INLINE float rotated_row(const Shape& s, const value* x, long t, const float* norm, value* out) {
     float row[MAX_HEAD_DIM];
-    const float scale = norm_and_rope(x, s.E, norm, s.eps, s.cos + t * s.E, s.sin + t * s.E, row);
+    const float scale = norm_and_rope(x, s.E, s.R, norm, s.eps, s.cos + t * s.R, s.sin + t * s.R, row);
     for (long e = 0; e < s.E; e += LANES) store_value(out + e, load_f32(row + e));
     return scale;
 }

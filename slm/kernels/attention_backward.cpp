@@ -4,15 +4,16 @@
 namespace {
 
 // The gradient of norm_and_rope: from d_out (of its result) to d_x, adding the norm's own gradient to d_norm.
-void norm_and_rope_backward(const value* x, long E, const float* norm, float scale, const float* cos, const float* sin,
-                            const float* d_out, value* d_x, float* d_norm) {
+void norm_and_rope_backward(const value* x, long E, long R, const float* norm, float scale, const float* cos,
+                            const float* sin, const float* d_out, value* d_x, float* d_norm) {
     float d[MAX_HEAD_DIM];
-    const long half = E / 2;
+    const long half = R / 2;
     for (long e = 0; e < half; e += LANES) {
         const lanes a = load_f32(d_out + e), b = load_f32(d_out + half + e), c = load_f32(cos + e), n = load_f32(sin + e);
         store_f32(d + e, a * c + b * n);
         store_f32(d + half + e, b * c - a * n);
     }
+    for (long e = R; e < E; e += LANES) store_f32(d + e, load_f32(d_out + e));
     if (!norm) {
         for (long e = 0; e < E; e += LANES) store_value(d_x + e, load_f32(d + e));
         return;
@@ -197,9 +198,9 @@ void key_head_backward(const Shape s, const Head head, const float* heads, value
                 continue;
             }
             const value* row = head.k + t * width;
-            const float *cos = s.cos + t * E, *sin = s.sin + t * E;
-            const float r = s.k_norm ? norm_and_rope(row, E, s.k_norm, s.eps, cos, sin, rotated) : 1.0f;
-            norm_and_rope_backward(row, E, s.k_norm, r, cos, sin, sum, d_row, d_norm);
+            const float *cos = s.cos + t * s.R, *sin = s.sin + t * s.R;
+            const float r = s.k_norm ? norm_and_rope(row, E, s.R, s.k_norm, s.eps, cos, sin, rotated) : 1.0f;
+            norm_and_rope_backward(row, E, s.R, s.k_norm, r, cos, sin, sum, d_row, d_norm);
         }
     }
 }
@@ -211,10 +212,10 @@ extern "C" {
 // dqkv [B T, (H + 2 K) E] from dout [B T, H E]. d_norms [2, E] (queries', keys') is added to where norms are given.
 // heads: slm_attention_backward_scratch f32 values, [B, H, 2, padded T, E]: keys' and values' gradients of each query head.
 // norms: [B, H, 2, E]. Returns 0, or 1 where memory ran out.
-int slm_attention_backward(const value* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
+int slm_attention_backward(const value* qkv, long B, long T, long H, long K, long E, long R, const float* cos, const float* sin,
                            const float* q_norm, const float* k_norm, float eps, const int32_t* starts, const value* out,
                            const float* lse, const value* dout, value* dqkv, float* d_norms, float* heads, float* norms) {
-    const Shape s{B, T, H, K, E, cos, sin, q_norm, k_norm, eps, starts};
+    const Shape s{B, T, H, K, E, R, cos, sin, q_norm, k_norm, eps, starts};
     const long width = s.width(), size = s.padded() * E;
     std::atomic<bool> failed{false};
     memset(norms, 0, B * H * 2 * E * sizeof(float));
@@ -231,7 +232,7 @@ int slm_attention_backward(const value* qkv, long B, long T, long H, long K, lon
             lay_out_head(s, head, out + first, dout + first, lse, m);
             head_backward(s, head, m, heads + task * 2 * size, heads + (task * 2 + 1) * size);
             for (long t = 0; t < T; t++)
-                norm_and_rope_backward(head.q + t * width, E, q_norm, m.scales[t], cos + t * E, sin + t * E, m.dq + t * E,
+                norm_and_rope_backward(head.q + t * width, E, R, q_norm, m.scales[t], cos + t * R, sin + t * R, m.dq + t * E,
                                        dqkv + (head.b * T + t) * width + head.h * E, norms + task * 2 * E);
         });
         share.each(B * K, [&](long i) {

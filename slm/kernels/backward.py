@@ -81,9 +81,10 @@ class Backward:
         run_hooks(layer.mlp.down_proj.weight)
         self._input_gradient(d_gate_up, work.gate_up[index], dh_ND)
         h_ND = norm(work, layer.feedforward_norm, s.mid_ND, None)
-        add_weight_gradients(work, "gate_up", d_gate_up, h_ND, (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight))
+        gates = [each.weight for each in layer.mlp.inputs]
+        add_weight_gradients(work, "gate_up", d_gate_up, h_ND, gates)
         self._add_low_rank(d_gate_up, work.gate_up[index], h_ND)
-        run_hooks(layer.mlp.up_proj.weight, layer.mlp.gate_proj.weight)
+        run_hooks(*reversed(gates))
         self._norm_backward(layer.feedforward_norm, dh_ND, s.mid_ND, s.inverse_rms_2, dx_ND)
 
     def _attention(self, index: int, x_ND: Tensor, s: Activations, dx_ND: Tensor) -> None:
@@ -175,13 +176,13 @@ class Backward:
 
     def _add_qkv_gradients(self, attention: Attention, d_qkv: Tensor, h_ND: Tensor) -> None:
         """Add the gradients of queries, keys and values. Their columns of ``d_qkv`` [N, ...] follow one another."""
-        column, linears = 0, (attention.q_proj, attention.k_proj, attention.v_proj)
-        add_weight_gradients(self._work, "qkv", d_qkv, h_ND, [each.weight for each in linears])
-        for linear in linears:
+        column, weights = 0, [each.weight for each in attention.inputs]
+        add_weight_gradients(self._work, "qkv", d_qkv, h_ND, weights)
+        for linear in attention.inputs:
             if linear.bias is not None and linear.bias.requires_grad:
                 add_bias_gradient(self._work, d_qkv[:, column:], linear.bias)
             column += len(linear.weight)
-        run_hooks(attention.v_proj.weight, attention.k_proj.weight, attention.q_proj.weight)
+        run_hooks(*reversed(weights))
 
     def _input_gradient(self, dy: Tensor, packed: PackedWeights, out: Tensor) -> None:
         residual = out if self._low_rank_gradient(dy, packed, out) else None

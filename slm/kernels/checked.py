@@ -28,11 +28,11 @@ ARGUMENTS = {
         "scratch:unit:K.slm_weight_gradient_scratch(m,n,k)"
     ),
     "slm_attention_forward": (
-        "qkv:act:B*T*(H+2*G)*E B T H G E cos:f32:T*E sin:f32:T*E q_norm?:f32:E k_norm?:f32:E eps starts?:i32:B*T "
+        "qkv:act:B*T*(H+2*G)*E B T H G E R cos:f32:T*R sin:f32:T*R q_norm?:f32:E k_norm?:f32:E eps starts?:i32:B*T "
         "out:act:B*T*H*E lse:f32:B*H*T scratch:unit:K.slm_attention_scratch(B,T,G,E)"
     ),
     "slm_attention_backward": (
-        "qkv:act:B*T*(H+2*G)*E B T H G E cos:f32:T*E sin:f32:T*E q_norm?:f32:E k_norm?:f32:E eps starts?:i32:B*T "
+        "qkv:act:B*T*(H+2*G)*E B T H G E R cos:f32:T*R sin:f32:T*R q_norm?:f32:E k_norm?:f32:E eps starts?:i32:B*T "
         "out:act:B*T*H*E lse:f32:B*H*T dout:act:B*T*H*E dqkv:act:B*T*(H+2*G)*E d_norms:f32:2*E "
         "heads:f32:K.slm_attention_backward_scratch(B,T,H,E) norms:f32:B*H*2*E"
     ),

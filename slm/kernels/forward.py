@@ -158,8 +158,8 @@ def attention_arguments(work: Workspace, index: int) -> tuple[Any, ...]:
     c, attention = work.config, work.layers[index].self_attn
     # A factor of the queries is a factor of their norm's gain; without such a norm their rotation has it.
     norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if work.head_norms else (None, None)
-    rope_TE, starts_BT = work.rope_and_starts(index)
-    return (*work.shape, c.n_heads, c.n_kv_heads, c.head_dim, *rope_TE, *norms, c.norm_eps, starts_BT)
+    rope_TR, starts_BT = work.rope_and_starts(index)
+    return (*work.shape, c.n_heads, c.n_kv_heads, c.head_dim, c.rotated, *rope_TR, *norms, c.norm_eps, starts_BT)
 
 
 def norm_wide(work: Workspace, index: int, s: Activations) -> None:
@@ -188,6 +188,5 @@ def conv_arguments(work: Workspace, conv: ShortConv) -> tuple[Any, ...]:
 
 def _qkv_bias(attention: Attention) -> Tensor | None:
     """The biases of queries, keys and values, one after another; None where there are none."""
-    if attention.q_proj.bias is None:
-        return None
-    return torch.cat([attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias])
+    biases = [each.bias for each in attention.inputs]
+    return None if biases[0] is None else torch.cat(biases)

@@ -49,7 +49,7 @@ def unsupported_shape(config: ModelConfig, kernels: Kernels) -> str | None:
     most, multiple = kernels.slm_max_head_dim(), kernels.slm_width_multiple()
     if config.head_dim > most:
         return f"head_dim={config.head_dim} is above {most}"
-    for name in ("head_dim", "d_model", "ffn_dim", "vocab_size"):
+    for name in ("head_dim", "rotated", "d_model", "ffn_dim", "vocab_size"):
         if getattr(config, name) % multiple:
             return f"{name}={getattr(config, name)} is not a multiple of {multiple}"
     return None

@@ -73,14 +73,24 @@ class PackedWeights:
             out = self._memory[direction]
             self._ready.add(direction)
         row = 0
-        for place, weight in enumerate(self.weights):
+        for weight in self.weights:
             for start, part in parts(weight):
                 n, k = part.shape
                 if direction == "backward":
                     self.kernels.slm_pack_backward(part, n, k, out, row + start, self.rows)
                 elif self._side_by_side:
-                    self.kernels.slm_pack_forward(part, n, k, out[2 * start * k // per_unit :], place + 1)
+                    self._pack_side_by_side(part, row + start, out)
                 else:
                     self.kernels.slm_pack_forward(part, n, k, out[(row + start) * k // per_unit :], 0)
             row += len(weight)
         return out
+
+    def _pack_side_by_side(self, part: Tensor, row: int, out: Tensor) -> None:
+        """Rows from ``row`` on: those of the stack's first half are the left columns of the panels, those of its second
+        half the right ones."""
+        half, k = self.rows // 2, self.width
+        cut = min(max(half - row, 0), len(part))
+        for piece, start, column in ((part[:cut], row, 1), (part[cut:], row + cut - half, 2)):
+            if len(piece):
+                at = 2 * start * k // self.kernels.values_per_unit
+                self.kernels.slm_pack_forward(piece, len(piece), k, out[at:], column)

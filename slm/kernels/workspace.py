@@ -84,8 +84,8 @@ class Workspace:
         groups = [layer.input_groups() for layer in self.layers]
         self.qkv = [pack(*into) for into, *_ in groups]
         self.o = [pack(*out) for _, out, *_ in groups]
-        self.gate_up = [pack(m.gate_proj, m.up_proj, side_by_side=True) for m in (each.mlp for each in self.layers)]
-        self.down = [pack(layer.mlp.down_proj) for layer in self.layers]
+        self.gate_up = [pack(*into, side_by_side=True) for _, _, into, _ in groups]
+        self.down = [pack(*out) for *_, out in groups]
         self.head = PackedWeights(kernels.head, [model.head], keep=keep_packed)
 
     def keep_packed(self, keep: bool, *, frozen: bool) -> None:
@@ -128,13 +128,13 @@ class Workspace:
             self._again = {
                 kind: Activations(self.model, self.shape, n_rows, "none", dtype, is_conv=kind) for kind in again
             }
-            self._rope_TE = rope_tables(self.config, 0, T)
+            self._rope_TR = rope_tables(self.config, 0, T)
             if not self.head_norms and self.config.query_factor != 1.0:  # half of it for queries, half for keys
-                cos_TE, sin_TE = self._rope_TE
+                cos_TR, sin_TR = self._rope_TR
                 half = math.sqrt(self.config.query_factor)
-                self._rope_TE = cos_TE * half, sin_TE * half
-            self._no_rope_TE = no_rotation(self._rope_TE[0])
-            self._local_rope_TE = rope_tables(self.config, 0, T, local=True)
+                self._rope_TR = cos_TR * half, sin_TR * half
+            self._no_rope_TR = no_rotation(self._rope_TR[0])
+            self._local_rope_TR = rope_tables(self.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
         local_BT = local_starts(self.config, torch.Size((B, T)), self._starts_BT)
         self._local_starts_BT = None if local_BT is None else local_BT.contiguous()
@@ -150,10 +150,10 @@ class Workspace:
         return self._again.get(self.config.is_conv(index)) or self.activations[index]
 
     def rope_and_starts(self, index: int) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-        """Cosines and sines [T, E], and the first position that each may see [B, T], of layer ``index``."""
+        """Cosines and sines [T, R], and the first position that each may see [B, T], of layer ``index``."""
         if self.config.is_local(index):
-            return self._local_rope_TE, self._local_starts_BT
-        return self._rope_TE if self.config.has_rope(index) else self._no_rope_TE, self._starts_BT
+            return self._local_rope_TR, self._local_starts_BT
+        return self._rope_TR if self.config.has_rope(index) else self._no_rope_TR, self._starts_BT
 
     def spread(self, name: str, x_RD: Tensor) -> Tensor:
         """Every position's values [N, D], of those of the rows that are computed."""

@@ -9,7 +9,7 @@ Tested in tests/slm/model/test_architectures.py.
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2"]
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2", "phi3"]
 """llama.cpp's names (``general.architecture``)."""
 
 
@@ -62,6 +62,10 @@ class Traits:
     """Layers with a sliding window have another RoPE base."""
     query_scalar: bool = False
     """Attention's logits are divided by the root of a number of the configuration."""
+    joined: bool = False
+    """One matrix makes queries, keys and values, and one gate and up."""
+    long_rope: bool = False
+    """RoPE may turn the first values of a head alone, and may be scaled as LongRoPE, but in no other way."""
     short_conv: bool = False
     """Some layers have a gated short convolution in place of attention."""
     linear_layers: tuple[str, ...] = LINEAR_LAYERS
@@ -76,7 +80,7 @@ TRAITS: dict[Architecture, Traits] = {
     "llama": Traits(
         hf_class="LlamaForCausalLM",
         hf_type="llama",
-        hf_aliases=("MistralForCausalLM", "Phi3ForCausalLM"),
+        hf_aliases=("MistralForCausalLM",),
         interleaved_heads=True,
     ),
     "qwen2": Traits(hf_class="Qwen2ForCausalLM", hf_type="qwen2", qkv_bias=True),
@@ -124,6 +128,13 @@ TRAITS: dict[Architecture, Traits] = {
         post_norms=True,
         sliding_window=True,
         sliding_pattern=4,
+    ),
+    "phi3": Traits(
+        hf_class="Phi3ForCausalLM",
+        hf_type="phi3",
+        joined=True,
+        long_rope=True,
+        linear_layers=("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     ),
 }
 

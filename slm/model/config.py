@@ -8,7 +8,7 @@ from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT, OLMO3, TRAITS, Architecture, Traits, known_classes
 from slm.model.foreign.config_values import MULTIPLIERS, cleaned
 from slm.model.foreign.joined import as_plain
-from slm.model.rope import number, read_scaling
+from slm.model.rope import LONG, SHORT, number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
@@ -45,7 +45,9 @@ class ModelConfig:
     """Longest context, tokens (max_position_embeddings)."""
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
-    """Hugging Face's rope parameters of type "llama3", "linear" or "yarn", or None for plain RoPE."""
+    """Hugging Face's rope parameters of type "llama3", "linear", "yarn" or (phi3) "longrope", or None for plain RoPE."""
+    rotary_dim: int | None = None
+    """phi3: values of a head that RoPE turns, the first ones; None: all."""
     sliding_window: int | None = None
     """gemma3, olmo2: positions that a local layer sees, the position itself included; None: no layer is local (an olmo2
     is then an OLMo 2, else an OLMo 3)."""
@@ -99,6 +101,7 @@ class ModelConfig:
             raise UserError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs of values")
         if self.rope_scaling:
             object.__setattr__(self, "rope_scaling", read_scaling(self.rope_scaling, self.seq_len))
+        self._check_rotation()
         if self.traits.sliding_window:
             self._complete_sliding_window()
         elif self.sliding_window is not None or self.local_layers:
@@ -120,6 +123,32 @@ class ModelConfig:
         elif self.rope_layers:
             raise UserError(f"all layers of a {self.arch} model have rotary positions: leave model.rope_layers out")
         self._check_multipliers()
+
+    def _check_rotation(self) -> None:
+        if self.rotary_dim == self.head_dim:
+            object.__setattr__(self, "rotary_dim", None)
+        if self.rotary_dim is not None:
+            if not self.traits.long_rope:
+                raise UserError(f"RoPE turns all values of a {self.arch} model's heads: leave model.rotary_dim out")
+            if self.rotary_dim % 2 or not 0 < self.rotary_dim < self.head_dim:
+                raise UserError(
+                    f"model.rotary_dim={self.rotary_dim} must be even, and between 2 and head_dim={self.head_dim}"
+                )
+        scaling = self.rope_scaling or {}
+        if not scaling:
+            return
+        if (scaling["rope_type"] == "longrope") != self.traits.long_rope:
+            known = "'longrope'" if self.traits.long_rope else "'llama3', 'linear' or 'yarn'"
+            raise UserError(
+                f"rope scaling of type {scaling['rope_type']!r} in a {self.arch} model is not supported; of type {known} "
+                "it is, and plain RoPE"
+            )
+        for key in (SHORT, LONG) if self.traits.long_rope else ():
+            if len(scaling[key]) != self.rotated // 2:
+                raise UserError(
+                    f"{key} of the rope scaling in config.json has {len(scaling[key])} numbers, and a head has "
+                    f"{self.rotated // 2} pairs of values that are rotated: download config.json again"
+                )
 
     def _check_multipliers(self) -> None:
         for name in MULTIPLIERS:
@@ -183,6 +212,11 @@ class ModelConfig:
         return not self.rope_layers or self.rope_layers[layer]
 
     @property
+    def rotated(self) -> int:
+        """Values of a head that RoPE turns, the first ones."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
+
+    @property
     def n_conv_layers(self) -> int:
         """Layers with a short convolution in place of attention."""
         return sum(self.conv_layers)
@@ -237,7 +271,7 @@ class ModelConfig:
             raise UserError(
                 "a tied olmo2 model does not run in llama.cpp: give it a separate head (model.tie_embeddings=false)"
             )
-        if self.arch in ("qwen2", "lfm2", "granite", "olmo2") and self.n_heads * self.head_dim != self.d_model:
+        if self.arch in ("qwen2", "lfm2", "granite", "olmo2", "phi3") and self.n_heads * self.head_dim != self.d_model:
             raise UserError(
                 f"a {self.arch} model with n_heads*head_dim={self.n_heads * self.head_dim}, which is not its "
                 f"d_model={self.d_model} does not run in llama.cpp: make them equal"
@@ -331,8 +365,11 @@ class ModelConfig:
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         local_rope = rope.get(_LOCAL) or {}
         rope = rope.get(_GLOBAL) or {} if _LOCAL in rope or _GLOBAL in rope else rope
+        if traits.long_rope:
+            rope = {"original_max_position_embeddings": config.get("original_max_position_embeddings", 4096)} | rope
         partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if partial is not None and number(partial, "partial_rotary_factor") != 1:
+        share = 1 if partial is None else number(partial, "partial_rotary_factor")
+        if share != 1 and not traits.long_rope:
             raise UserError(
                 f"partial_rotary_factor={partial} in config.json is not supported: RoPE rotates all values here"
             )
@@ -366,6 +403,9 @@ class ModelConfig:
             local = {"rope_layers": _rope_layers(config)}
         if traits.multipliers:
             local = {key: float(config.get(key, 1.0)) for key in MULTIPLIERS}
+        head_dim = config.get("head_dim") or traits.head_dim or config["hidden_size"] // n_heads
+        if traits.long_rope:
+            local = {"rotary_dim": int(head_dim * share)}
         return cls(
             arch=arch,
             vocab_size=config["vocab_size"],
@@ -373,7 +413,7 @@ class ModelConfig:
             d_model=config["hidden_size"],
             n_heads=n_heads,
             n_kv_heads=config.get("num_key_value_heads") or n_heads,
-            head_dim=config.get("head_dim") or traits.head_dim or config["hidden_size"] // n_heads,
+            head_dim=head_dim,
             ffn_dim=_lfm2_ffn_dim(config) if traits.short_conv else config["intermediate_size"],
             seq_len=min(config["max_position_embeddings"], _window(config) or config["max_position_embeddings"]),
             rope_theta=theta,
@@ -439,11 +479,30 @@ class ModelConfig:
             config |= self._short_conv_hf()
             for name in ("hidden_act", "rms_norm_eps", "attention_bias", "attention_dropout", "rope_scaling"):
                 del config[name]
+        elif self.traits.long_rope:
+            config |= self._long_rope_hf()
         elif self.arch != "llama":
             config |= {"use_sliding_window": False, "sliding_window": None}
         if self.traits.qkv_bias:
             del config["attention_bias"]  # the class has its biases without being asked
         return config
+
+    def _long_rope_hf(self) -> dict[str, Any]:
+        share, scaling = self.rotated / self.head_dim, self.rope_scaling
+        old = int(scaling["original_max_position_embeddings"]) if scaling else self.seq_len
+        kind, factors = ("longrope", {key: scaling[key] for key in (SHORT, LONG)}) if scaling else ("default", {})
+        if scaling and scaling["factor"] * old != self.seq_len:  # else transformers 4 wants the two lists alone
+            factors["factor"] = scaling["factor"]
+        length = {"original_max_position_embeddings": old} if scaling else {}
+        more = {"rope_theta": self.rope_theta, "partial_rotary_factor": share}
+        return {
+            "rope_parameters": {"rope_type": kind, **factors, **length, **more},
+            "rope_scaling": {"type": kind, **factors} if scaling else None,
+            "partial_rotary_factor": share,
+            "original_max_position_embeddings": old,
+            "sliding_window": None,
+            "pad_token_id": None,
+        }
 
     def _short_conv_hf(self) -> dict[str, Any]:
         return {
@@ -474,9 +533,9 @@ class ModelConfig:
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """The positions that all layers of a Mistral see: a text up to that length is read as by a Llama."""
-    mistral = "MistralForCausalLM" in config["architectures"]
-    return config.get("sliding_window") if mistral else None
+    """The positions that all layers of a Mistral or a Phi-3 see: a text up to that length is read as without windows."""
+    has_one = config["architectures"] and config["architectures"][0] in ("MistralForCausalLM", "Phi3ForCausalLM")
+    return config.get("sliding_window") if has_one else None
 
 
 def every_nth_global(n_layers: int, pattern: int) -> tuple[bool, ...]:
@@ -511,7 +570,7 @@ def _rope_layers(config: dict[str, Any]) -> tuple[bool, ...]:
 
 def _eps(traits: Traits) -> float:
     """``rms_norm_eps`` where config.json has none."""
-    return 1e-6 if traits.pre_norms else 1e-5
+    return 1e-6 if traits.pre_norms and not traits.long_rope else 1e-5
 
 
 def _lfm2_ffn_dim(config: dict[str, Any]) -> int:

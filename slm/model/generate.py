@@ -29,10 +29,10 @@ def generate(
     if not prompt:
         raise ValueError("generation needs a token to start from, and the prompt has none")
     generator = torch.Generator().manual_seed(seed)
-    cache = model.new_cache()
     new: list[int] = []
     ids_1T = torch.tensor([prompt[-model.config.seq_len + 1 :]])
     room = min(max_tokens, model.config.seq_len - ids_1T.shape[1])
+    cache = model.new_cache(ids_1T.shape[1] + room)
     while len(new) < room:
         logits_V = model(ids_1T, cache)[0, -1]
         if temperature <= 0:
@@ -65,7 +65,7 @@ def generate_many(
     ``temperature`` must be above 0: the texts differ by chance only. The random state is the call's own.
     """
     generator = torch.Generator().manual_seed(seed)
-    cache = model.new_cache()
+    cache = model.new_cache(1 + min(max_tokens, model.config.seq_len - 1))
     ids_B1 = torch.full((count, 1), start_id)
     chosen: list[torch.Tensor] = []
     open_B = torch.ones(count, dtype=torch.bool)
@@ -101,7 +101,7 @@ def continue_many(
     if padded := bool(padded_B1.any()):
         # The padding sees itself: a position that sees nothing would be no number.
         starts_BT = torch.where(torch.arange(longest) < padded_B1, 0, padded_B1).to(torch.int32)
-    cache = model.new_cache()
+    cache = model.new_cache(longest + max(room, default=0))
     while rows:
         last_BD = model.hidden_states(ids_BT, cache, starts_BT)[:, -1]
         chosen = model.logits(last_BD).argmax(-1).tolist()

@@ -17,11 +17,14 @@ _NEEDED = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "linear": ("factor",),
     "yarn": ("factor", "original_max_position_embeddings"),
+    "longrope": ("factor", "original_max_position_embeddings"),
 }
 """Scalings that are computed here, and in llama.cpp, with the numbers that they need."""
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN: turns within the original context, above which a pair keeps its frequency and below which it is divided by the
 factor."""
+LONG, SHORT = "long_factor", "short_factor"
+"""LongRoPE: what each pair's frequency is divided by in texts beyond the original context, and in shorter ones."""
 _ELSEWHERE = ("rope_theta", "partial_rotary_factor", "type", "rope_type")
 """Keys of the same dictionary that are no scaling."""
 
@@ -30,7 +33,7 @@ class Rotated(Protocol):
     """What is read of a model's configuration here."""
 
     @property
-    def head_dim(self) -> int: ...
+    def rotated(self) -> int: ...
     @property
     def rope_theta(self) -> float: ...
     @property
@@ -47,11 +50,18 @@ def read_scaling(rope: dict[str, Any], context: int) -> dict[str, Any] | None:
     kind = rope.get("rope_type", rope.get("type")) or "default"
     if kind == "default":
         return None
+    kind = "longrope" if kind == "su" else kind  # its name in the first files
     if not isinstance(kind, str) or kind not in _NEEDED:
         raise UserError(f"rope scaling of type {kind!r} is not supported; plain RoPE, {_known()} are")
     given = {key: value for key, value in rope.items() if key not in _ELSEWHERE and value is not None}
     if kind == "yarn":
         given.setdefault("original_max_position_embeddings", context)
+    factors = _factors(given) if kind == "longrope" else {}
+    if kind == "longrope":
+        old = number(given.get("original_max_position_embeddings", context), "original_max_position_embeddings")
+        if old < 2:
+            raise UserError(f"rope scaling of type 'longrope' with original_max_position_embeddings={old} is not valid")
+        given.setdefault("factor", context / old)
     missing = [key for key in _NEEDED[kind] if key not in given]
     if missing:
         raise UserError(
@@ -68,9 +78,22 @@ def read_scaling(rope: dict[str, Any], context: int) -> dict[str, Any] | None:
             f"must be above low_freq_factor={numbers['low_freq_factor']}"
         )
     for key, value in given.items():
-        if key not in numbers and not _has_no_effect(kind, key, value, numbers["factor"]):
+        if key not in numbers and not _has_no_effect(key, value, {"rope_type": kind, **numbers}):
             raise UserError(f"rope scaling of type {kind!r} with {key}={value} is not supported")
-    return {"rope_type": kind, **numbers}
+    return {"rope_type": kind, **numbers, **factors}
+
+
+def _factors(given: dict[str, Any]) -> dict[str, list[float]]:
+    """LongRoPE's two lists, taken out of what is given."""
+    found = {}
+    for key in (SHORT, LONG):
+        values = given.pop(key, None)
+        if not isinstance(values, list) or not values:
+            raise UserError(f"rope scaling of type 'longrope' without a list {key} in config.json: download it again")
+        found[key] = [number(each, key) for each in values]
+        if min(found[key]) <= 0:
+            raise UserError(f"rope scaling of type 'longrope' with {min(found[key])} in {key}: all must be above 0")
+    return found
 
 
 def _known() -> str:
@@ -78,14 +101,15 @@ def _known() -> str:
     return f"{', '.join(map(repr, first))} and {last!r}"
 
 
-def _has_no_effect(kind: str, key: str, value: Any, factor: float) -> bool:
+def _has_no_effect(key: str, value: Any, scaling: dict[str, Any]) -> bool:
     """Whether a further key says what is computed anyway."""
+    kind = scaling["rope_type"]
     usual: dict[str, Any] = {"beta_fast": BETA_FAST, "beta_slow": BETA_SLOW, "truncate": True}
-    if kind == "yarn" and key == "attention_factor":
-        return math.isclose(number(value, key), attention_factor({"rope_type": kind, "factor": factor}), rel_tol=1e-4)
+    if kind in ("yarn", "longrope") and key == "attention_factor":
+        return math.isclose(number(value, key), attention_factor(scaling), rel_tol=1e-4)
     if kind == "yarn" and key in usual:
         return bool(value == usual[key])
-    return kind != "yarn" or key == "finetuned"
+    return kind not in ("yarn", "longrope") or key == "finetuned"
 
 
 def number(value: Any, key: str) -> float:
@@ -98,12 +122,21 @@ def number(value: Any, key: str) -> float:
     return value
 
 
-def rope_frequencies(config: Rotated, *, local: bool = False) -> "Tensor":
-    """Radians per position of each pair of values, f32 [head_dim / 2]; ``local``: those of local layers."""
+def switches(scaling: dict[str, Any] | None, past: int, length: int) -> bool:
+    """Whether a text that grows from ``past`` to ``length`` positions changes from LongRoPE's short to its long
+    factors."""
+    if not scaling or scaling["rope_type"] != "longrope":
+        return False
+    return bool(0 < past <= scaling["original_max_position_embeddings"] < length)
+
+
+def rope_frequencies(config: Rotated, *, local: bool = False, length: int = 0) -> "Tensor":
+    """Radians per position of each pair of values, f32 [rotated / 2]; ``local``: those of local layers. ``length``: of
+    the text, by which LongRoPE chooses its factors."""
     import torch
 
-    head_dim, theta = config.head_dim, config.local_rope_theta if local else config.rope_theta
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    rotated, theta = config.rotated, config.local_rope_theta if local else config.rope_theta
+    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     frequencies = 1.0 / theta**exponents
     scaling = None if local else config.rope_scaling
     if not scaling:
@@ -112,8 +145,10 @@ def rope_frequencies(config: Rotated, *, local: bool = False) -> "Tensor":
     if scaling["rope_type"] == "linear":
         return frequencies / factor
     old_context = scaling["original_max_position_embeddings"]
+    if scaling["rope_type"] == "longrope":
+        return frequencies / torch.tensor(scaling[LONG if length > old_context else SHORT])
     if scaling["rope_type"] == "yarn":
-        kept = _kept_by_yarn(theta, head_dim, old_context)
+        kept = _kept_by_yarn(theta, rotated, old_context)
     else:
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         wavelength = 2 * math.pi / frequencies
@@ -122,22 +157,24 @@ def rope_frequencies(config: Rotated, *, local: bool = False) -> "Tensor":
     return frequencies * (kept + (1 - kept) / factor)
 
 
-def _kept_by_yarn(theta: float, head_dim: int, old_context: float) -> "Tensor":
-    """How much of each pair's own frequency YaRN keeps, f32 [head_dim / 2], 0 to 1 (Peng et al. 2023)."""
+def _kept_by_yarn(theta: float, rotated: int, old_context: float) -> "Tensor":
+    """How much of each pair's own frequency YaRN keeps, f32 [rotated / 2], 0 to 1 (Peng et al. 2023)."""
     import torch
 
     def pair_that_turns(times: float) -> float:
-        return head_dim * math.log(old_context / (times * 2 * math.pi)) / (2 * math.log(theta))
+        return rotated * math.log(old_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     low = max(math.floor(pair_that_turns(BETA_FAST)), 0)
-    high = min(math.ceil(pair_that_turns(BETA_SLOW)), head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    high = min(math.ceil(pair_that_turns(BETA_SLOW)), rotated - 1)
+    ramp = (torch.arange(rotated // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     return 1 - ramp.clamp(0, 1)
 
 
 def attention_factor(scaling: dict[str, Any] | None) -> float:
-    """What cosines and sines are multiplied by: 1 except in YaRN, where it makes attention over a longer context
-    sharper."""
-    if not scaling or scaling["rope_type"] != "yarn" or scaling["factor"] <= 1:
+    """What cosines and sines are multiplied by: 1 except in YaRN and LongRoPE, where it makes attention over a longer
+    context sharper."""
+    if not scaling or scaling["rope_type"] not in ("yarn", "longrope") or scaling["factor"] <= 1:
         return 1.0
+    if scaling["rope_type"] == "longrope":
+        return math.sqrt(1 + math.log(scaling["factor"]) / math.log(scaling["original_max_position_embeddings"]))
     return 0.1 * math.log(scaling["factor"]) + 1.0

@@ -60,7 +60,7 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
     names = plain_names(weights, str(directory))
     found = {names[name]: tensor for name, tensor in weights.items()}
     if is_joined(found):
-        _say(f"note: {directory}: its matrices that are joined are read as their parts (q_proj, k_proj and so on)")
+        _say(f"note: {directory}: its matrices that are joined are read as their parts (gate_proj and up_proj)")
         return parted(found)
     return found
 

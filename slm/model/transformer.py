@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from slm.data.errors import UserError
 from slm.model.config import InitConfig, ModelConfig
 from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
 from slm.model.initialization import CLASSIC, initialize
 from slm.model.layers.held import product, whole
+from slm.model.layers.joined import JoinedLayer
 from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
 from slm.model.layers.lfm2 import Lfm2Layer
-from slm.model.rope import attention_factor, rope_frequencies
+from slm.model.rope import attention_factor, rope_frequencies, switches
 
 
 class Embedding(nn.Embedding):
@@ -53,7 +55,8 @@ class Decoder(nn.Module):
 def _layer(config: ModelConfig, index: int) -> Layer:
     if config.traits.short_conv:
         return Lfm2Layer(config, is_conv=config.is_conv(index))
-    return Layer(config, config.sliding_window if config.is_local(index) else None)
+    kind = JoinedLayer if config.traits.joined else Layer
+    return kind(config, config.sliding_window if config.is_local(index) else None)
 
 
 class LanguageModel(nn.Module):
@@ -92,7 +95,10 @@ class LanguageModel(nn.Module):
         ids [B, T, S] are bags of S tokens: a position's embedding is the mean of theirs.
         """
         start, T = len(cache[0]) if cache else 0, ids_BT.shape[1]
-        rope_TE = rope_tables(self.config, start, start + T)
+        length = cache[0].length if cache else 0
+        if switches(self.config.rope_scaling, max(start, length), start + T):
+            raise UserError(_grown(self.config))
+        rope_TE = rope_tables(self.config, start, start + T, length=length)
         local_rope_TE, local_starts_BT = rope_TE, starts_BT
         if any(self.config.local_layers):
             local_rope_TE = rope_tables(self.config, start, start + T, local=True)
@@ -129,9 +135,10 @@ class LanguageModel(nn.Module):
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""
         return self._cross_entropy(self.hidden_states(ids_BT, starts_BT=starts_BT), self.head_weight_VD, targets_BT)
 
-    def new_cache(self) -> list[LayerCache]:
-        """An empty cache to pass to successive calls that continue one batch of sequences."""
-        return [LayerCache() for _ in self.model.layers]
+    def new_cache(self, length: int = 0) -> list[LayerCache]:
+        """An empty cache to pass to successive calls that continue one batch of sequences. ``length``: the positions
+        that these may come to have, where that is known."""
+        return [LayerCache(length) for _ in self.model.layers]
 
     def compile_parts(self) -> None:
         """Compile this model's layers and loss with inductor. Layers of one kind share a graph: one of each kind is
@@ -160,9 +167,20 @@ def local_starts(config: ModelConfig, shape: torch.Size, starts_BT: Tensor | Non
     return first_T.expand(shape) if starts_BT is None else torch.maximum(starts_BT, first_T)
 
 
-def rope_tables(config: ModelConfig, start: int, stop: int, *, local: bool = False) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, E], f32, of positions ``start`` to ``stop``; ``local``: those of local layers."""
-    frequencies = rope_frequencies(config, local=local)
+def _grown(config: ModelConfig) -> str:
+    assert config.rope_scaling is not None
+    return (
+        f"a text has grown beyond {config.rope_scaling['original_max_position_embeddings']} tokens, where a LongRoPE "
+        "model rotates the positions before it otherwise: give the text so far in one piece"
+    )
+
+
+def rope_tables(
+    config: ModelConfig, start: int, stop: int, *, local: bool = False, length: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, rotated], f32, of positions ``start`` to ``stop``; ``local``: those of local layers.
+    ``length``: of the whole text, where it is longer than ``stop``."""
+    frequencies = rope_frequencies(config, local=local, length=max(length, stop))
     angles_TE = torch.outer(torch.arange(start, stop, dtype=torch.float32), frequencies).repeat(1, 2)
     factor = attention_factor(None if local else config.rope_scaling)
     return angles_TE.cos() * factor, angles_TE.sin() * factor

@@ -57,6 +57,11 @@ LLAMA3 = {
 
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+# The proof's windows of 128 tokens are beyond the original context.
+LONG_ROPE = {
+    "rope_type": "longrope", "original_max_position_embeddings": 32, "factor": 4.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0], "long_factor": [1.0, 1.2, 2.0, 4.0, 9.0, 20.0, 40.0, 64.0],
+}  # fmt: skip
 GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers": 4}
 
 
@@ -74,6 +79,8 @@ GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers"
         # that f16 moves a logit by 4.0 % of their root mean square, with AMX by 5.2 (5 are allowed).
         GEMMA | {"sliding_window": 24, "n_layers": 6, "local_rope_theta": 5_000.0},
         GEMMA | {"sliding_window": None, "tie_embeddings": False},
+        {"arch": "phi3", "tie_embeddings": False},
+        {"arch": "phi3", "tie_embeddings": True, "n_layers": 3, "rotary_dim": 16, "rope_scaling": LONG_ROPE},
         {"arch": "olmo2", "n_layers": 4, "sliding_window": 40, "rope_theta": 5e5, "rope_scaling": YARN},
     ],
 )
@@ -85,6 +92,17 @@ def test_every_shape_gives_the_checkpoints_logits(tmp_path, monkeypatch, changes
     assert record["published"], record["files"]
     f32, f16, bf16 = (each["kl"] for each in record["files"])
     assert f32 < (1e-8 if changes["arch"] != "gemma3" else 1e-6) < f16 < bf16
+
+
+def test_factors_of_long_rope_that_the_proof_does_not_reach_are_named(tmp_path):
+    said: list[str] = []
+    scaling = LONG_ROPE | {"original_max_position_embeddings": 512}
+    shape = {"d_model": 96, "head_dim": 24, "ffn_dim": 160, "rotary_dim": 16, "seq_len": 2048}
+    root = tiny.run(tmp_path / "run", arch="phi3", rope_scaling=scaling, **shape)
+    record = export(ExportConfig(threads=1, run=root, quant=["f32"]), said.append)
+    assert record["published"]
+    assert record["files"][0]["kl"] < 1e-8
+    assert sum("the proof compares contexts of up to 512 tokens (the short factors)" in line for line in said) == 1
 
 
 def ggmls_gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:

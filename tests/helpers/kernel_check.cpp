@@ -30,9 +30,9 @@ void slm_adamw(const void*, long, const void*);
 double slm_sum_of_squares(const void*, long);
 long slm_attention_scratch(long, long, long, long);
 long slm_attention_backward_scratch(long, long, long, long);
-int slm_attention_forward(const float*, long, long, long, long, long, const float*, const float*, const float*, const float*,
+int slm_attention_forward(const float*, long, long, long, long, long, long, const float*, const float*, const float*, const float*,
                           float, const int32_t*, float*, float*, float*);
-int slm_attention_backward(const float*, long, long, long, long, long, const float*, const float*, const float*, const float*,
+int slm_attention_backward(const float*, long, long, long, long, long, long, const float*, const float*, const float*, const float*,
                            float, const int32_t*, const float*, const float*, const float*, float*, float*, float*, float*);
 }
 
@@ -266,17 +266,17 @@ static void head() {
 }
 
 struct Attention {
-    long B = 2, T = 101, H = 4, K = 2, E = 2 * NR;
+    long B = 2, T = 101, H = 4, K = 2, E = 2 * NR, R = NR;  // half of a head is rotated
     long width = (H + 2 * K) * E;
     Floats cos, sin, norms = numbers(2 * E);  // gains of queries, then of keys
     std::vector<int32_t> starts;
 
-    Attention() : cos(T * E), sin(T * E), starts(B * T) {
+    Attention() : cos(T * R), sin(T * R), starts(B * T) {
         for (long t = 0; t < T; t++)
-            for (long e = 0; e < E; e++) {
-                const double angle = t * std::pow(100.0, -(double)(e % (E / 2)) / (E / 2));
-                cos[t * E + e] = (float)std::cos(angle);
-                sin[t * E + e] = (float)std::sin(angle);
+            for (long e = 0; e < R; e++) {
+                const double angle = t * std::pow(100.0, -(double)(e % (R / 2)) / (R / 2));
+                cos[t * R + e] = (float)std::cos(angle);
+                sin[t * R + e] = (float)std::sin(angle);
             }
         for (long i = 0; i < B * T; i++) starts[i] = i % T < 7 ? 0 : 7;  // two documents
     }
@@ -288,8 +288,8 @@ struct Attention {
         Doubles y(E), z(E);
         for (long e = 0; e < E; e++) y[e] = x[e] * scale * norm[e];
         for (long e = 0; e < E; e++) {
-            const double other = e < E / 2 ? -y[e + E / 2] : y[e - E / 2];
-            z[e] = y[e] * cos[t * E + e] + other * sin[t * E + e];
+            const double other = e < R / 2 ? -y[e + R / 2] : y[e - R / 2];
+            z[e] = e < R ? y[e] * cos[t * R + e] + other * sin[t * R + e] : y[e];
         }
         return z;
     }
@@ -325,14 +325,14 @@ static void attention() {
     const long n_out = a.B * a.T * a.H * a.E;
     const Floats qkv = numbers(a.B * a.T * a.width), dout = numbers(n_out);
     Floats out(n_out), lse(a.B * a.H * a.T), scratch(slm_attention_scratch(a.B, a.T, a.K, a.E));
-    failed |= slm_attention_forward(qkv.data(), a.B, a.T, a.H, a.K, a.E, a.cos.data(), a.sin.data(), a.norms.data(),
+    failed |= slm_attention_forward(qkv.data(), a.B, a.T, a.H, a.K, a.E, a.R, a.cos.data(), a.sin.data(), a.norms.data(),
                                     a.norms.data() + a.E, 1e-5f, a.starts.data(), out.data(), lse.data(), scratch.data());
     const Doubles exact(qkv.begin(), qkv.end()), gains(a.norms.begin(), a.norms.end());
     compare("attention", out, [&] { return a.forward(exact, gains); });
 
     Floats dqkv(qkv.size()), d_norms(2 * a.E), heads(slm_attention_backward_scratch(a.B, a.T, a.H, a.E));
     Floats norms(2 * a.B * a.H * a.E);
-    failed |= slm_attention_backward(qkv.data(), a.B, a.T, a.H, a.K, a.E, a.cos.data(), a.sin.data(), a.norms.data(),
+    failed |= slm_attention_backward(qkv.data(), a.B, a.T, a.H, a.K, a.E, a.R, a.cos.data(), a.sin.data(), a.norms.data(),
                                      a.norms.data() + a.E, 1e-5f, a.starts.data(), out.data(), lse.data(), dout.data(),
                                      dqkv.data(), d_norms.data(), heads.data(), norms.data());
     dqkv.insert(dqkv.end(), d_norms.begin(), d_norms.end());

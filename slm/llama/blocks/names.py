@@ -4,6 +4,7 @@ Tested in tests/export/gguf/test_tensors.py.
 """
 
 from slm.model.architectures import TRAITS, Architecture
+from slm.model.rope import LONG, SHORT
 
 _LAYER_NAMES = {
     "input_layernorm": "attn_norm",
@@ -38,6 +39,8 @@ _LFM2_NAMES = {
     "feed_forward.w2": "ffn_down",
 }
 """Those that Llamas do not have."""
+_JOINED_NAMES = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+"""A Phi-3's."""
 _TOP_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -45,7 +48,8 @@ _TOP_NAMES = {
     "lm_head": "output",
 }
 
-
+LONG_ROPE = {LONG: "rope_factors_long.weight", SHORT: "rope_factors_short.weight"}
+"""LongRoPE's factors."""
 F32_ENDS = ("_norm.weight", "shortconv.conv.weight")
 """How the names of tensors with rows end that llama.cpp keeps as f32 in files of every type."""
 
@@ -58,7 +62,7 @@ def gguf_name(name: str, arch: Architecture = "llama") -> str:
     stem, _, kind = name.rpartition(".")
     if stem in _TOP_NAMES:
         return f"{_TOP_NAMES[stem]}.{kind}"
-    layer_names = (_POST_NORM_NAMES if TRAITS[arch].post_norms else _LAYER_NAMES) | _LFM2_NAMES
+    layer_names = (_POST_NORM_NAMES if TRAITS[arch].post_norms else _LAYER_NAMES) | _LFM2_NAMES | _JOINED_NAMES
     prefix, layer, rest = "model.layers.", *(stem.removeprefix("model.layers.").partition(".")[::2])
     assert stem.startswith(prefix), f"{name} has no place in a GGUF of a {arch} model"
     assert rest in layer_names, f"{name} has no place in a GGUF of a {arch} model"

@@ -6,6 +6,7 @@ Tested in tests/export/gguf/test_writer.py, tests/export/test_pipeline.py, tests
 from typing import Any
 
 from slm.model.config import ModelConfig, every_nth_global
+from slm.model.rope import attention_factor
 
 
 def add_shape(writer: Any, model: ModelConfig) -> None:
@@ -23,7 +24,7 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
     writer.add_key_length(model.head_dim)
     writer.add_value_length(model.head_dim)
     writer.add_vocab_size(model.vocab_size)
-    writer.add_rope_dimension_count(model.head_dim)
+    writer.add_rope_dimension_count(model.rotated)
     _add_rope_scaling(writer, model)
     if model.traits.multipliers:
         writer.add_attention_scale(model.attention_scale)
@@ -32,6 +33,8 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
         writer.add_logit_scale(model.logits_scaling)
     if model.traits.short_conv:
         writer.add_shortconv_l_cache(model.conv_width)
+    if model.traits.long_rope:
+        writer.add_sliding_window(0)  # none, as llama.cpp's converter says it
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
         writer.add_rope_freq_base_swa(model.local_rope_theta)
@@ -39,8 +42,15 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
 
 
 def _add_rope_scaling(writer: Any, model: ModelConfig) -> None:
-    """Scalings that llama.cpp computes from numbers; Llama 3's is a tensor."""
+    """Scalings that llama.cpp computes from numbers; Llama 3's and LongRoPE's are tensors."""
     scaling = model.rope_scaling
+    if model.traits.long_rope:  # its factors are tensors
+        writer.add_rope_scaling_orig_ctx_len(
+            int(scaling["original_max_position_embeddings"]) if scaling else model.seq_len
+        )
+        if scaling:
+            writer.add_rope_scaling_attn_factors(attention_factor(scaling))
+        return
     if scaling is None or scaling["rope_type"] == "llama3":
         return
     import gguf

@@ -54,7 +54,8 @@ class Shape:
     def of(cls, config: ModelConfig) -> Shape:
         """A model's shape, its widths rounded up to what every type holds, cut to a size that is quickly measured.
 
-        Attention stands for short convolutions: it reads about as many weights.
+        Attention stands for short convolutions: it reads about as many weights. Matrices that are joined are taken
+        apart.
         """
         up = lambda width: -(-width // _BLOCK) * _BLOCK  # noqa: E731 - a line
         n_heads = config.n_heads
@@ -68,7 +69,7 @@ class Shape:
             head_dim=config.head_dim,
             ffn_dim=up(config.ffn_dim),
             vocab_size=config.vocab_size,
-            arch="qwen3" if config.traits.short_conv else config.arch,
+            arch="qwen3" if config.traits.short_conv else "llama" if config.traits.joined else config.arch,
             sliding_window=config.sliding_window,
         )
         layers = max(1, min(shape.n_layers, (_MOST_WEIGHTS - shape.n_head) // shape.n_layer))

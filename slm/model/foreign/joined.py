@@ -1,8 +1,7 @@
 """Models with matrices that are joined, and other than that are an architecture that is computed here: their
 configuration and their tensors as that architecture's.
 
-A Phi-3 is a Llama with one matrix for queries, keys and values and one for gate and up. A dense Granite 4 is a Granite
-with its feed-forward under other names, gate and up joined.
+A dense Granite 4 is a Granite with its feed-forward under other names, gate and up joined.
 
 Shape suffixes: O output rows, I input columns.
 
@@ -17,12 +16,10 @@ from slm.data.errors import UserError
 if TYPE_CHECKING:  # the configuration is read before threads are set and torch may come
     from torch import Tensor
 
-PHI3, GRANITE4 = "Phi3ForCausalLM", "GraniteMoeHybridForCausalLM"
-JOINED = {PHI3: "MistralForCausalLM", GRANITE4: "GraniteForCausalLM"}
+JOINED = {"GraniteMoeHybridForCausalLM": "GraniteForCausalLM"}
 """transformers' classes of such models, and of those that compute the same."""
-_QKV, _GATE_UP = ".self_attn.qkv_proj.weight", ".mlp.gate_up_proj.weight"
 _INPUT, _OUTPUT = ".shared_mlp.input_linear.weight", ".shared_mlp.output_linear.weight"
-_ENDS = (_QKV, _GATE_UP, _INPUT, _OUTPUT)
+_ENDS = (_INPUT, _OUTPUT)
 
 
 def as_plain(config: dict[str, Any]) -> dict[str, Any]:
@@ -33,9 +30,6 @@ def as_plain(config: dict[str, Any]) -> dict[str, Any]:
     name = (config["architectures"] or [None])[0]
     if name not in JOINED:
         return config
-    plain = config | {"architectures": [JOINED[name]]}
-    if name == PHI3:
-        return {"rms_norm_eps": 1e-5} | plain
     if config.get("num_local_experts", 8):
         raise UserError(
             f"num_local_experts={config.get('num_local_experts', 8)} in config.json is not supported: of Granite 4 "
@@ -52,7 +46,10 @@ def as_plain(config: dict[str, Any]) -> dict[str, Any]:
             f"position_embedding_type={config.get('position_embedding_type')!r} in config.json is not supported: only "
             "rotary positions ('rope') are"
         )
-    return plain | {"intermediate_size": config.get("shared_intermediate_size", 1024)}
+    return config | {
+        "architectures": [JOINED[name]],
+        "intermediate_size": config.get("shared_intermediate_size", 1024),
+    }
 
 
 def is_joined(names: Iterable[str]) -> bool:
@@ -69,14 +66,6 @@ def parted(weights: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
             found[name] = tensor_OI
         elif name.endswith(_OUTPUT):
             found[f"{stem}.mlp.down_proj.weight"] = tensor_OI
-        elif name.endswith(_QKV):
-            output = weights.get(f"{stem}.self_attn.o_proj.weight")
-            if output is None:
-                raise UserError(f"the weights hold {name} and no {stem}.self_attn.o_proj.weight: download them again")
-            queries = output.shape[1]
-            keys = (tensor_OI.shape[0] - queries) // 2
-            parts = tensor_OI.split([queries, keys, tensor_OI.shape[0] - queries - keys])
-            found |= {f"{stem}.self_attn.{each}_proj.weight": part for each, part in zip("qkv", parts, strict=True)}
         else:
             gate, up = tensor_OI.split([tensor_OI.shape[0] // 2, tensor_OI.shape[0] - tensor_OI.shape[0] // 2])
             found |= {f"{stem}.mlp.gate_proj.weight": gate, f"{stem}.mlp.up_proj.weight": up}

@@ -36,9 +36,12 @@ class RMSNorm(nn.Module):
 
 class LayerCache:
     """What a layer keeps of the positions already computed, for generation one token at a time: attention all keys and
-    values, a short convolution its newest inputs."""
+    values, a short convolution its newest inputs.
 
-    def __init__(self) -> None:
+    ``length``: the positions that the texts may come to have, where that is known; LongRoPE goes by it."""
+
+    def __init__(self, length: int = 0) -> None:
+        self.length = length
         self.k_BKSE: Tensor | None = None
         self.v_BKSE: Tensor | None = None
         self._newest_BTD: Tensor | None = None
@@ -82,12 +85,10 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
         self.window = window
-        bias, offset = config.traits.qkv_bias, config.traits.norm_offset
+        offset = config.traits.norm_offset
         self.n_heads, self.n_kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         q_width, kv_width = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.d_model, q_width, bias=bias)
-        self.k_proj = nn.Linear(config.d_model, kv_width, bias=bias)
-        self.v_proj = nn.Linear(config.d_model, kv_width, bias=bias)
+        self._add_inputs(config)
         self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
         self.blockwise = False
         """Train with ``causal_attention`` instead of torch's kernel: faster where it is compiled."""
@@ -96,6 +97,20 @@ class Attention(nn.Module):
         if self.qk_norm:
             self.q_norm = RMSNorm(q_width if self.wide_qk_norm else config.head_dim, config.norm_eps, offset)
             self.k_norm = RMSNorm(kv_width if self.wide_qk_norm else config.head_dim, config.norm_eps, offset)
+
+    def _add_inputs(self, config: ModelConfig) -> None:
+        bias, head_dim = config.traits.qkv_bias, config.head_dim
+        self.q_proj = nn.Linear(config.d_model, config.n_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.d_model, config.n_kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(config.d_model, config.n_kv_heads * head_dim, bias=bias)
+
+    @property
+    def inputs(self) -> tuple[nn.Linear, ...]:
+        """What makes queries, keys and values; their outputs lie in this order."""
+        return self.q_proj, self.k_proj, self.v_proj
+
+    def _queries_keys_values(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
 
     def forward(
         self,
@@ -106,9 +121,7 @@ class Attention(nn.Module):
         starts_BT: Tensor | None = None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
-        q_BTHE = self.q_proj(x_BTD).view(B, T, self.n_heads, self.head_dim)
-        k_BTKE = self.k_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
-        v_BTKE = self.v_proj(x_BTD).view(B, T, self.n_kv_heads, self.head_dim)
+        q_BTHE, k_BTKE, v_BTKE = (each.unflatten(-1, (-1, self.head_dim)) for each in self._queries_keys_values(x_BTD))
         if self.wide_qk_norm:
             q_BTHE = self.q_norm(q_BTHE.flatten(2)).view_as(q_BTHE)
             k_BTKE = self.k_norm(k_BTKE.flatten(2)).view_as(k_BTKE)
@@ -159,15 +172,26 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
-        self.up_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
+        self._add_inputs(config)
         self.down_proj = nn.Linear(config.ffn_dim, config.d_model, bias=False)
         self.gelu = config.traits.activation == "gelu_tanh"
 
+    def _add_inputs(self, config: ModelConfig) -> None:
+        self.gate_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
+        self.up_proj = nn.Linear(config.d_model, config.ffn_dim, bias=False)
+
+    @property
+    def inputs(self) -> tuple[nn.Linear, ...]:
+        """What makes gate and up; their outputs lie in this order."""
+        return self.gate_proj, self.up_proj
+
+    def _gate_and_up(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
+        return self.gate_proj(x_BTD), self.up_proj(x_BTD)
+
     def forward(self, x_BTD: Tensor) -> Tensor:
-        gate_BTF = self.gate_proj(x_BTD)
+        gate_BTF, up_BTF = self._gate_and_up(x_BTD)
         act_BTF = F.gelu(gate_BTF, approximate="tanh") if self.gelu else F.silu(gate_BTF)
-        return self.down_proj(act_BTF * self.up_proj(x_BTD))
+        return self.down_proj(act_BTF * up_BTF)
 
 
 class Layer(nn.Module):
@@ -176,6 +200,8 @@ class Layer(nn.Module):
 
     Llama's ``post_attention_layernorm`` stands before the feed-forward, Gemma's behind attention.
     """
+
+    attention_class, mlp_class = Attention, MLP
 
     def __init__(self, config: ModelConfig, window: int | None = None) -> None:
         super().__init__()
@@ -187,13 +213,13 @@ class Layer(nn.Module):
         self.residual_multiplier = config.residual_multiplier
         if self.pre_norms:
             self.input_layernorm = norm()
-        self.self_attn = Attention(config, window)
+        self.self_attn = self.attention_class(config, window)
         self.post_attention_layernorm = norm()
         if self.post_norms:
             if self.pre_norms:
                 self.pre_feedforward_layernorm = norm()
             self.post_feedforward_layernorm = norm()
-        self.mlp = MLP(config)
+        self.mlp = self.mlp_class(config)
 
     @property
     def mixer(self) -> nn.Module:
@@ -203,12 +229,7 @@ class Layer(nn.Module):
     def input_groups(self) -> tuple[tuple[nn.Linear, ...], ...]:
         """The linear layers, those together that read the same input."""
         attention, mlp = self.self_attn, self.mlp
-        return (
-            (attention.q_proj, attention.k_proj, attention.v_proj),
-            (attention.o_proj,),
-            (mlp.gate_proj, mlp.up_proj),
-            (mlp.down_proj,),
-        )
+        return attention.inputs, (attention.o_proj,), mlp.inputs, (mlp.down_proj,)
 
     @property
     def attention_norm(self) -> RMSNorm | None:
@@ -246,7 +267,10 @@ def _normed(norm: RMSNorm | None, x_BTD: Tensor) -> Tensor:
 
 
 def apply_rope(x_BHTE: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> Tensor:
-    """Rotary position embedding (Su et al. 2021). Values i and i + E/2 are a pair, as in Hugging Face's layout."""
+    """Rotary position embedding (Su et al. 2021). Values i and i + E/2 are a pair, as in Hugging Face's layout. Where
+    the tables are narrower than a head, its further values stay."""
+    if (width := cos_TE.shape[-1]) < x_BHTE.shape[-1]:
+        return torch.cat((apply_rope(x_BHTE[..., :width], cos_TE, sin_TE), x_BHTE[..., width:]), dim=-1)
     half = x_BHTE.shape[-1] // 2
     rotated = torch.cat((-x_BHTE[..., half:], x_BHTE[..., :half]), dim=-1)
     return (x_BHTE * cos_TE + rotated * sin_TE).to(x_BHTE.dtype)

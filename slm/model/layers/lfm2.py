@@ -114,4 +114,4 @@ class Lfm2Layer(Layer):
         if not self.is_conv:
             return super().input_groups()
         mlp = self.feed_forward
-        return (self.conv.in_proj,), (self.conv.out_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)
+        return (self.conv.in_proj,), (self.conv.out_proj,), mlp.inputs, (mlp.down_proj,)

@@ -67,12 +67,25 @@ PARITY = {
     "exaone4": True,
     "olmo2": False,
     "olmo3": False,
+    "phi": False,
+    "phi-4": True,
 }
 """By model, whether the head is tied."""
 
 
 LLAMA3 = dict(factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32)
 MORE = {
+    "phi": dict(arch="phi3"),  # llama.cpp wants certain tokens of one that is called phi3
+    "phi-4": dict(
+        arch="phi3",
+        rotary_dim=12,
+        rope_scaling=dict(
+            rope_type="longrope",
+            original_max_position_embeddings=32,
+            short_factor=[1.0, 1.1, 1.2, 1.4, 1.7, 2.0],
+            long_factor=[1.0, 1.2, 2.0, 4.0, 9.0, 20.0],
+        ),
+    ),
     "olmo3": dict(
         arch="olmo2",
         n_layers=5,
@@ -111,6 +124,9 @@ def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
         record = export(ExportConfig(threads=1, run=root, quant=["f32"]))
         files[arch] = (root / "gguf" / record["files"][0]["file"], base / f"{arch}.gguf")
         jobs[folder] = files[arch][1]
+        if arch.startswith("phi"):  # the converter goes by the name of the class
+            settings = folder / "tokenizer_config.json"
+            settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": "GPT2Tokenizer"}))
     converter.convert(jobs, base, pre=pre)
     return files
 
@@ -131,7 +147,8 @@ def test_llama_cpps_own_converter_writes_the_same(converted, arch):
     mine, reference = fields(ours), fields(theirs)
     assert {key: mine.get(key) for key in reference} == reference
     # Only what the converter leaves out for Qwen and writes for Llama, and what it leaves to llama.cpp's default.
+    kind = reference["general.architecture"][1]
     more = ["vocab_size", "rope.dimension_count", "attention.sliding_window_pattern"]
-    if arch == "granite":  # its heads together are as wide as the model
+    if kind in ("granite", "phi3"):  # its heads together are as wide as the model
         more += ["attention.key_length", "attention.value_length"]
-    assert set(mine) - set(reference) <= {f"{arch}.{key}" for key in more}
+    assert set(mine) - set(reference) <= {f"{kind}.{key}" for key in more}

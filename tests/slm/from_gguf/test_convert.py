@@ -28,6 +28,12 @@ SCALING = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0, 1.1, 1.3, 2.0],
+    "long_factor": [1.0, 2.5, 11.0, 60.25],
+}
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 SHAPES = {
     "llama": {"tie_embeddings": False, "rope_scaling": SCALING, "rope_theta": 5e5},
@@ -45,6 +51,10 @@ SHAPES = {
     },
     "exaone4": {"arch": "exaone4", "tie_embeddings": True, "rope_scaling": SCALING, "rope_theta": 5e5},
     "olmo2": {"arch": "olmo2"},
+    "phi3": {"arch": "phi3"},
+    # A text of the proof is longer than the original context.
+    "phi3-long": {"arch": "phi3", "tie_embeddings": True, "rotary_dim": 8, "rope_scaling": LONG_ROPE},
+    "phi3-factor": {"arch": "phi3", "rotary_dim": 8, "rope_scaling": LONG_ROPE | {"factor": 9.0}},
     "olmo3": {"arch": "olmo2", "n_layers": 5, "sliding_window": 40, "rope_theta": 5e5, "rope_scaling": YARN},
 }
 

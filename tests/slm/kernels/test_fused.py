@@ -51,6 +51,7 @@ SHAPES = {
     "olmo3": dict(
         arch="olmo2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128, sliding_window=20, local_layers=(True, False)
     ),
+    "phi3": dict(arch="phi3", n_heads=2, n_kv_heads=1, head_dim=64, d_model=128, rotary_dim=32, ffn_dim=544),
     "lfm2": dict(arch="lfm2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128, n_layers=2),
 }
 
@@ -168,6 +169,7 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
         ("biases", 33),  # their gradients
         ("gemma3", 257),  # windows that begin within a block, GELU, norms behind
         ("lfm2", 33),  # short convolutions
+        ("phi3", 33),  # heads that are rotated in part, joined matrices
     ],
 )
 def test_loss_and_gradients_are_the_models(shape, length, kernels):
@@ -178,7 +180,7 @@ def test_loss_and_gradients_are_the_models(shape, length, kernels):
 
 @grid(
     "shape keep_packed recompute",
-    list(itertools.product(("qk-norm", "gemma3", "lfm2", "olmo2"), (True, False), ("none", "mlp", "layer"))),
+    list(itertools.product(("qk-norm", "gemma3", "lfm2", "olmo2", "phi3"), (True, False), ("none", "mlp", "layer"))),
     [("qk-norm", False, "none"), ("gemma3", True, "mlp"), ("lfm2", False, "layer"), ("olmo2", False, "mlp")],
 )
 def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed, kernels):

@@ -68,12 +68,13 @@ def differences(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> list[t
 
 ALL = dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), 4)
 LFM2 = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj", "in_proj", "w1", "w2", "w3"), 4)
+PHI3 = dict.fromkeys(("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), 4)
 SOME = {"k_proj": 3, "up_proj": 5, "down_proj": 33}
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    ("shape", "ranks"), [("grouped", ALL), ("grouped", SOME), ("biases", ALL), ("gemma3", ALL), ("lfm2", LFM2)]
+    ("shape", "ranks"), [("grouped", ALL), ("grouped", SOME), ("biases", ALL), ("gemma3", ALL), ("lfm2", LFM2), ("phi3", PHI3)]
 )
 def test_loss_and_gradients_are_those_of_merged_weights(shape, ranks, name):
     """Kernels that round to 16 or 8 bits are as far from f32 as they are with merged weights: all gradients together at

@@ -7,9 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from slm.data.errors import UserError
 from slm.model.architectures import OLMO3, TRAITS, known_classes
 from slm.model.checkpoint import load_model, save_model
 from slm.model.config import ModelConfig
+from slm.model.generate import continue_many, generate
 from slm.model.transformer import LanguageModel, local_starts
 
 SMALL = dict(
@@ -21,6 +23,7 @@ LLAMA3 = dict(
     rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+LONG_ROPE = dict(rope_type="longrope", short_factor=[1.0, 1.02, 1.1, 1.3, 1.8, 2.5], long_factor=[1.0, 1.5, 4.0, 11.0, 30.0, 60.0])
 MODELS = {
     "llama": dict(arch="llama", tie_embeddings=False),
     "qwen2": dict(arch="qwen2", tie_embeddings=False, rope_theta=1e6),
@@ -40,6 +43,14 @@ MODELS = {
         arch="olmo2", n_layers=5, rope_theta=5e5, sliding_window=8, rope_scaling=YARN, tie_embeddings=False
     ),
     "olmo3-others": dict(arch="olmo2", rope_theta=1e4, sliding_window=5, local_layers=(False, True, True)),
+    "phi3": dict(arch="phi3", tie_embeddings=False),
+    "phi3-part": dict(arch="phi3", rotary_dim=12),
+    # Texts of 32 tokens in these tests: within the original context, and beyond it.
+    "phi3-short": dict(arch="phi3", rotary_dim=12, rope_scaling=LONG_ROPE | dict(original_max_position_embeddings=32)),
+    "phi3-long": dict(arch="phi3", rotary_dim=12, rope_scaling=LONG_ROPE | dict(original_max_position_embeddings=31)),
+    "phi3-grown": dict(
+        arch="phi3", rotary_dim=12, rope_scaling=LONG_ROPE | dict(original_max_position_embeddings=16, factor=9.0)
+    ),
     "lfm2-untied": dict(arch="lfm2", conv_layers=(False, True, True), conv_width=4, tie_embeddings=False),
 }
 
@@ -96,7 +107,7 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
         assert torch.equal(again.state_dict()[each], tensor), each
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3"])
+@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3", "phi3-part"])
 def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
     model, tokens = random_model(name), ids(1, 20)
     with torch.no_grad():
@@ -105,6 +116,23 @@ def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
         ends = [0, 3, 7, 8, 9, 19, 20]  # up to the window of 8, across it, one at a time and many beyond it
         pieces = [model(tokens[:, a:b], cache) for a, b in itertools.pairwise(ends)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_long_rope_text_is_rotated_by_the_factors_of_the_length_that_it_may_come_to_have():
+    model, tokens = random_model("phi3-long"), ids(1, 40)
+    with torch.no_grad():
+        whole = model(tokens)
+        cache = model.new_cache(40)
+        pieces = [model(tokens[:, a:b], cache) for a, b in itertools.pairwise([0, 3, 31, 32, 33, 39, 40])]
+        torch.testing.assert_close(torch.cat(pieces, dim=1), whole, atol=1e-4, rtol=1e-4)
+        assert not torch.allclose(model(tokens[:, :31]), whole[:, :31], atol=1e-2)
+        cache = model.new_cache()
+        torch.testing.assert_close(model(tokens[:, :31], cache), model(tokens[:, :31]))
+        with pytest.raises(UserError, match="a text has grown beyond 31 tokens, where a LongRoPE model"):
+            model(tokens[:, 31:32], cache)
+    # Generation tells its cache the length, so that it takes the long factors from the first token on.
+    assert len(generate(model, tokens[0, :20].tolist(), max_tokens=20, temperature=0)) == 20
+    assert len(continue_many(model, [tokens[0, :20].tolist()], [20])[0]) == 20
 
 
 @pytest.mark.parametrize("blockwise", [False, True])

@@ -10,8 +10,11 @@ import pytest
 from slm.data.errors import UserError
 from slm.model.architectures import LEFT_OUT
 from slm.model.config import ModelConfig
-from slm.model.rope import rope_frequencies
+from slm.model.rope import attention_factor, rope_frequencies
 
+LONG_ROPE = {
+    "type": "longrope", "original_max_position_embeddings": 32, "short_factor": [1.0] * 6, "long_factor": [2.0] * 6,
+}  # fmt: skip
 SMALL = dict(
     vocab_size=96, n_layers=2, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, seq_len=64, eos_id=0
 )
@@ -47,14 +50,15 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
     [
         (
             dict(architectures=["GPT2LMHeadModel"]),
-            "Exaone4ForCausalLM and Olmo2ForCausalLM. For others, llama.cpp's",
+            "Olmo3ForCausalLM and Phi3ForCausalLM. For others, llama.cpp's",
         ),
         (dict(architectures=["Gemma3ForConditionalGeneration"]), "Gemma3ForConditionalGeneration is not supported"),
         (dict(use_sliding_window=True), "use_sliding_window=true"),
         (dict(hidden_act="gelu"), "hidden_act=gelu in config.json is not supported: only silu is"),
         (dict(attention_bias=True), "attention_bias=true"),
         (dict(conv_bias=True), "conv_bias=true"),
-        (dict(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}), "'longrope' is not supported"),
+        (dict(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4}), "'dynamic' is not supported"),
+        (dict(rope_scaling=LONG_ROPE, rope_parameters=None), "'longrope' in a llama model is not supported; of type"),
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 in config.json is not supported"),
         (dict(vocab_size="many"), "vocab_size='many' in config.json is no number"),
         (dict(num_hidden_layers="2.5"), "num_hidden_layers='2.5' in config.json is no whole number"),
@@ -129,6 +133,10 @@ def test_a_mistral_is_a_llama_as_far_as_its_window():
         dict(arch="lfm2", conv_width=4),
         dict(arch="lfm2", conv_layers=(False, True), tie_embeddings=False),
         dict(arch="gemma3", query_scalar=16.0),
+        dict(arch="phi3"),
+        dict(arch="phi3", rotary_dim=12, tie_embeddings=False),
+        dict(arch="phi3", rotary_dim=12, rope_scaling=LONG_ROPE),
+        dict(arch="phi3", rotary_dim=12, rope_scaling=LONG_ROPE | {"factor": 32.0}),
         dict(arch="olmo2", rope_theta=5e5),
         dict(arch="olmo2", sliding_window=16, local_layers=(False, True), rope_theta=5e5),
         dict(arch="olmo2", n_layers=5, sliding_window=16, rope_scaling=dict(rope_type="yarn", factor=4.0)),
@@ -193,6 +201,56 @@ def test_an_olmo_3_config_as_transformers_4_wrote_it():
     bases = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
     with pytest.raises(UserError, match="rope_theta=10000.0 in local layers and 500000 in the others is not supported"):
         ModelConfig.from_hf(OLMO3_7B | {"rope_parameters": bases})
+
+
+PHI4_MINI = {
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 199999,
+    "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu", "hidden_size": 3072,
+    "interpolate_factor": 1, "intermediate_size": 8192, "lm_head_bias": False, "max_position_embeddings": 131072,
+    "mlp_bias": False, "model_type": "phi3", "num_attention_heads": 24, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "original_max_position_embeddings": 4096, "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "long_factor": [1 + each for each in range(48)], "short_factor": [1.0] * 48, "type": "longrope",
+    },
+    "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "vocab_size": 200064,
+}  # fmt: skip
+
+
+def test_a_phi_4_mini_config_as_published():
+    config = ModelConfig.from_hf(PHI4_MINI)
+    assert (config.arch, config.head_dim, config.rotated, config.seq_len) == ("phi3", 128, 96, 131_072)
+    assert round(config.n_params / 1e6) == 3836
+    assert config.tie_embeddings
+    scaling = config.rope_scaling
+    assert (scaling["factor"], scaling["original_max_position_embeddings"]) == (32.0, 4096)
+    assert attention_factor(scaling) == pytest.approx(1.1902380714)
+    short, long = (rope_frequencies(config, length=length) for length in (4096, 4097))
+    assert short[0] == long[0] == 1
+    assert short[47] / long[47] == pytest.approx(48)
+    config.check_runs_in_llama_cpp()
+    # transformers 4 takes a LongRoPE of three keys alone.
+    assert set(config.to_hf()["rope_scaling"]) == {"type", "short_factor", "long_factor"}
+
+
+def test_a_phi_3_reads_as_far_as_its_window():
+    shape = ModelConfig(**SMALL, arch="phi3").to_hf()
+    assert ModelConfig.from_hf(shape | {"sliding_window": 40}).seq_len == 40
+    assert ModelConfig.from_hf({key: each for key, each in shape.items() if key != "rms_norm_eps"}).norm_eps == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(rope_scaling={"type": "linear", "factor": 2.0}), "'linear' in a phi3 model is not supported; of type 'lo"),
+        (dict(partial_rotary_factor=1.0), "short_factor of the rope scaling in config.json has 48 numbers, and a head"),
+        (dict(partial_rotary_factor=0.0), "model.rotary_dim=0 must be even, and between 2 and head_dim=128"),
+    ],
+)
+def test_phis_with_other_positions_are_refused(change, says):
+    with pytest.raises(UserError) as caught:
+        ModelConfig.from_hf(PHI4_MINI | change)
+    assert says in str(caught.value)
 
 
 def test_shapes_that_llama_cpp_does_not_run_are_refused():

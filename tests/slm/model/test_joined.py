@@ -1,5 +1,5 @@
-"""Phi-3 and the dense Granite 4: transformers' models with joined matrices are read as the ones that compute the same,
-trained, and exported as llama.cpp's converter exports them."""
+"""The dense Granite 4: transformers' models with joined matrices are read as the ones that compute the same, trained, and
+exported as llama.cpp's converter exports them."""
 
 import json
 
@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from slm.data.errors import UserError
-from slm.model.checkpoint import load_config, load_model, save_model
+from slm.model.checkpoint import load_model, save_model
 from slm.model.config import ModelConfig
 from slm.model.held.held_model import load_as_stored
-from slm.model.stored_weights import load_weights
 from tests.helpers import converter
 from tests.helpers import tiny_checkpoint as tiny
 
@@ -26,7 +25,7 @@ DENSE = dict(
     layer_types=["attention"] * 2, embedding_multiplier=12.0, attention_multiplier=0.0625, residual_multiplier=0.22,
     logits_scaling=8.0, mamba_n_heads=4,
 )  # fmt: skip
-KINDS = {"phi3": "llama", "phi3-tied": "llama", "granite4": "granite", "granite4-tied": "granite"}
+KINDS = ("granite4", "granite4-tied")
 
 
 def theirs(kind: str):
@@ -34,12 +33,8 @@ def theirs(kind: str):
     import transformers
 
     torch.manual_seed(3)
-    name, _, tied = kind.partition("-")
-    options = SHAPE | {"tie_word_embeddings": bool(tied)}
-    if name == "phi3":
-        model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**options))
-    else:
-        model = transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**options, **DENSE))
+    options = SHAPE | DENSE | {"tie_word_embeddings": kind.endswith("-tied")}
+    model = transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**options))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -51,7 +46,7 @@ def test_logits_and_gradients_are_those_of_transformers(kind, tmp_path, capsys):
     model = theirs(kind)
     model.save_pretrained(tmp_path)
     ours = load_model(tmp_path)
-    assert ours.config.arch == KINDS[kind]
+    assert ours.config.arch == "granite"
     assert "its matrices that are joined are read as their parts" in capsys.readouterr().out
     assert ours.config.n_params == sum(each.numel() for each in model.parameters())
     tokens = torch.randint(0, 384, (2, 33), generator=torch.Generator().manual_seed(1))
@@ -61,18 +56,15 @@ def test_logits_and_gradients_are_those_of_transformers(kind, tmp_path, capsys):
     ours.loss(tokens[:, :-1], tokens[:, 1:]).backward()
     mine = {name: each.grad for name, each in ours.named_parameters()}
     for name, each in model.named_parameters():
-        stem, _, _ = name.partition(".self_attn.qkv_proj")
-        if stem != name:
-            grad = torch.cat([mine[f"{stem}.self_attn.{part}_proj.weight"] for part in "qkv"])
-        elif name.endswith(("gate_up_proj.weight", "input_linear.weight")):
-            stem = name.rpartition(".mlp.")[0] or name.rpartition(".shared_mlp.")[0]
+        if name.endswith("input_linear.weight"):
+            stem = name.rpartition(".shared_mlp.")[0]
             grad = torch.cat([mine[f"{stem}.mlp.{part}_proj.weight"] for part in ("gate", "up")])
         else:
             grad = mine[name.replace("shared_mlp.output_linear", "mlp.down_proj")]
         assert (grad - each.grad).norm() < 1e-4 * each.grad.norm() + 1e-6, name
 
 
-@pytest.mark.parametrize("kind", ["phi3", "granite4-tied"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_its_checkpoint_is_the_plain_models(kind, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -81,7 +73,7 @@ def test_its_checkpoint_is_the_plain_models(kind, tmp_path):
     (tmp_path / "ours").mkdir()
     save_model(tmp_path / "ours", ours)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
-    assert type(again).__name__ == {"llama": "LlamaForCausalLM", "granite": "GraniteForCausalLM"}[KINDS[kind]]
+    assert type(again).__name__ == "GraniteForCausalLM"
     tokens = torch.arange(20)[None]
     with torch.no_grad():
         assert (again(tokens).logits - ours(tokens)).abs().max().item() < 1e-4
@@ -104,12 +96,6 @@ def test_a_dense_granite_4_is_exported_as_by_llama_cpps_converter(tmp_path):
         assert np.array_equal(values[each.name].data, each.data), each.name
 
 
-def test_a_phi_3_reads_as_far_as_its_window(tmp_path):
-    theirs("phi3").save_pretrained(tmp_path)
-    shape = load_config(tmp_path).to_hf() | {"architectures": ["Phi3ForCausalLM"], "sliding_window": 40}
-    assert ModelConfig.from_hf(shape).seq_len == 40
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -125,27 +111,3 @@ def test_other_granites_of_the_family_are_refused(change, says):
     assert ModelConfig.from_hf(config).ffn_dim == 96
     with pytest.raises(UserError, match=says):
         ModelConfig.from_hf(config | change)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (dict(partial_rotary_factor=0.75), "partial_rotary_factor=0.75 in config.json is not supported"),
-        (dict(rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}), "'longrope' is not"),
-        (dict(rope_scaling={"type": "su"}), "'su' is not supported"),
-    ],
-)
-def test_phis_with_other_positions_are_refused(change, says):
-    with pytest.raises(UserError, match=says):
-        ModelConfig.from_hf({"architectures": ["Phi3ForCausalLM"], **SHAPE} | change)
-
-
-def test_a_joined_matrix_without_its_layers_other_one_is_named(tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    theirs("phi3").save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    kept = {name: each for name, each in load_file(path).items() if "layers.1.self_attn.o_proj" not in name}
-    save_file(kept, path, {"format": "pt"})
-    with pytest.raises(UserError, match=r"qkv_proj\.weight and no model\.layers\.1\.self_attn\.o_proj\.weight"):
-        load_weights(tmp_path)

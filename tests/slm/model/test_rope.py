@@ -15,6 +15,9 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+LONG_ROPE = {"type": "longrope", "original_max_position_embeddings": 4096} | {
+    "short_factor": [1.0, 1.5], "long_factor": [1.0, 9.0],
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -52,9 +55,15 @@ def test_logits_are_transformers(scaling, tmp_path):
         ),
         ({"type": "linear"}, "of type 'linear' without factor: add it"),
         (
-            {"rope_type": "longrope", "factor": 2.0},
-            "'longrope' is not supported; plain RoPE, 'llama3', 'linear' and 'yarn'",
+            {"rope_type": "dynamic", "factor": 2.0},
+            "'dynamic' is not supported; plain RoPE, 'llama3', 'linear', 'yarn' and 'longrope'",
         ),
+        ({"type": "su"}, "of type 'longrope' without a list short_factor in config.json"),
+        (LONG_ROPE | {"long_factor": [1.0, "x"]}, "long_factor='x' in config.json is no number"),
+        (LONG_ROPE | {"long_factor": [1.0, 0.0]}, "of type 'longrope' with 0.0 in long_factor: all must be above 0"),
+        (LONG_ROPE | {"original_max_position_embeddings": 1}, "original_max_position_embeddings=1 is not valid"),
+        (LONG_ROPE | {"attention_factor": 1.2}, "'longrope' with attention_factor=1.2 is not supported"),
+        (LONG_ROPE | {"short_mscale": 1.2}, "'longrope' with short_mscale=1.2 is not supported"),
         ({"rope_type": "linear", "factor": "two"}, "factor='two' in config.json is no number"),
         ({"rope_type": "linear", "factor": 0}, "with factor=0 in config.json: it must be above 0"),
         ({"rope_type": "linear", "factor": float("nan")}, "factor=nan in config.json is no number"),
@@ -77,5 +86,7 @@ def test_other_spellings():
     assert read_scaling({"rope_type": "default", "rope_theta": 1e4}, 4096) is None
     assert read_scaling({}, 4096) is None
     assert read_scaling({"type": "linear", "factor": "4"}, 4096) == {"rope_type": "linear", "factor": 4}
+    long = read_scaling(LONG_ROPE | {"attention_factor": 1.190238}, 131_072)
+    assert long == {"rope_type": "longrope", "factor": 32.0} | {k: v for k, v in LONG_ROPE.items() if k != "type"}
     yarn = {"type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.1386294}
     assert read_scaling(yarn, 4096) == {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
