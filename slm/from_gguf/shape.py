@@ -178,9 +178,7 @@ def _long_rope(contents: Contents) -> dict[str, Any]:
     scaling["original_max_position_embeddings"] = int(old)
     if not math.isclose(attention_factor(scaling), given, rel_tol=1e-6):
         scaling["factor"] = float(f"{old ** (given**2 - 1):.5g}")  # what an f32 tells of it
-    return scaling | {
-        key: [_shortest(each) for each in _vector(contents, tensor)] for key, tensor in LONG_ROPE.items()
-    }
+    return scaling | {key: [_shortest(each) for each in _vector(contents, tensor)] for key, tensor in LONG_ROPE.items()}
 
 
 def llama3_scaling(factors: np.ndarray, theta: float, head_dim: int, name: str) -> dict[str, Any] | None:

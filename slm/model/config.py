@@ -45,7 +45,7 @@ class ModelConfig:
     """Longest context, tokens (max_position_embeddings)."""
     rope_theta: float = 10_000.0
     rope_scaling: dict[str, Any] | None = None
-    """Hugging Face's rope parameters of type "llama3", "linear", "yarn" or (phi3) "longrope", or None for plain RoPE."""
+    """Hugging Face's rope parameters of type "llama3", "linear", "yarn" or (phi3) "longrope"; None: plain RoPE."""
     rotary_dim: int | None = None
     """phi3: values of a head that RoPE turns, the first ones; None: all."""
     sliding_window: int | None = None
@@ -140,8 +140,8 @@ class ModelConfig:
         if (scaling["rope_type"] == "longrope") != self.traits.long_rope:
             known = "'longrope'" if self.traits.long_rope else "'llama3', 'linear' or 'yarn'"
             raise UserError(
-                f"rope scaling of type {scaling['rope_type']!r} in a {self.arch} model is not supported; of type {known} "
-                "it is, and plain RoPE"
+                f"rope scaling of type {scaling['rope_type']!r} in a {self.arch} model is not supported; of type "
+                f"{known} it is, and plain RoPE"
             )
         for key in (SHORT, LONG) if self.traits.long_rope else ():
             if len(scaling[key]) != self.rotated // 2:
@@ -533,7 +533,7 @@ class ModelConfig:
 
 
 def _window(config: dict[str, Any]) -> int | None:
-    """The positions that all layers of a Mistral or a Phi-3 see: a text up to that length is read as without windows."""
+    """The positions that all layers of a Mistral or a Phi-3 see: up to that length a text is read as without one."""
     has_one = config["architectures"] and config["architectures"][0] in ("MistralForCausalLM", "Phi3ForCausalLM")
     return config.get("sliding_window") if has_one else None
 

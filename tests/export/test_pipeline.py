@@ -60,7 +60,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 # The proof's windows of 128 tokens are beyond the original context.
 LONG_ROPE = {
     "rope_type": "longrope", "original_max_position_embeddings": 32, "factor": 4.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0], "long_factor": [1.0, 1.2, 2.0, 4.0, 9.0, 20.0, 40.0, 64.0],
+    "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 1.2, 2.0, 4.0, 9.0, 20.0, 40.0, 64.0],
 }  # fmt: skip
 GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers": 4}
 

@@ -23,7 +23,9 @@ LLAMA3 = dict(
     rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
-LONG_ROPE = dict(rope_type="longrope", short_factor=[1.0, 1.02, 1.1, 1.3, 1.8, 2.5], long_factor=[1.0, 1.5, 4.0, 11.0, 30.0, 60.0])
+LONG_ROPE = dict(
+    rope_type="longrope", short_factor=[1.0, 1.02, 1.1, 1.3, 1.8, 2.5], long_factor=[1.0, 1.5, 4.0, 11.0, 30.0, 60.0]
+)
 MODELS = {
     "llama": dict(arch="llama", tie_embeddings=False),
     "qwen2": dict(arch="qwen2", tie_embeddings=False, rope_theta=1e6),
@@ -39,9 +41,7 @@ MODELS = {
     "granite-plain": dict(arch="granite", head_dim=16),
     "exaone4": dict(arch="exaone4", rope_theta=1e6, rope_scaling=LLAMA3),
     "olmo2": dict(arch="olmo2", rope_theta=5e5, tie_embeddings=False),
-    "olmo3": dict(
-        arch="olmo2", n_layers=5, rope_theta=5e5, sliding_window=8, rope_scaling=YARN, tie_embeddings=False
-    ),
+    "olmo3": dict(arch="olmo2", n_layers=5, rope_theta=5e5, sliding_window=8, rope_scaling=YARN, tie_embeddings=False),
     "olmo3-others": dict(arch="olmo2", rope_theta=1e4, sliding_window=5, local_layers=(False, True, True)),
     "phi3": dict(arch="phi3", tie_embeddings=False),
     "phi3-part": dict(arch="phi3", rotary_dim=12),
@@ -107,7 +107,9 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
         assert torch.equal(again.state_dict()[each], tensor), each
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3", "phi3-part"])
+@pytest.mark.parametrize(
+    "name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3", "phi3-part"]
+)
 def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
     model, tokens = random_model(name), ids(1, 20)
     with torch.no_grad():

@@ -199,7 +199,7 @@ def test_an_olmo_3_config_as_transformers_4_wrote_it():
     two = ModelConfig.from_hf(OLMO3_7B | {"architectures": ["Olmo2ForCausalLM"]})  # whatever windows the file names
     assert (two.sliding_window, two.to_hf()["architectures"]) == (None, ["Olmo2ForCausalLM"])
     bases = {"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 1e4}}
-    with pytest.raises(UserError, match="rope_theta=10000.0 in local layers and 500000 in the others is not supported"):
+    with pytest.raises(UserError, match=r"rope_theta=10000\.0 in local layers and 500000 in the others is not"):
         ModelConfig.from_hf(OLMO3_7B | {"rope_parameters": bases})
 
 
@@ -242,7 +242,10 @@ def test_a_phi_3_reads_as_far_as_its_window():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (dict(rope_scaling={"type": "linear", "factor": 2.0}), "'linear' in a phi3 model is not supported; of type 'lo"),
+        (
+            dict(rope_scaling={"type": "linear", "factor": 2.0}),
+            "'linear' in a phi3 model is not supported; of type 'lo",
+        ),
         (dict(partial_rotary_factor=1.0), "short_factor of the rope scaling in config.json has 48 numbers, and a head"),
         (dict(partial_rotary_factor=0.0), "model.rotary_dim=0 must be even, and between 2 and head_dim=128"),
     ],

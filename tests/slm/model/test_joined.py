@@ -1,5 +1,5 @@
-"""The dense Granite 4: transformers' models with joined matrices are read as the ones that compute the same, trained, and
-exported as llama.cpp's converter exports them."""
+"""The dense Granite 4: transformers' models with joined matrices are read as the ones that compute the same, trained,
+and exported as llama.cpp's converter exports them."""
 
 import json
 
