@@ -10,7 +10,7 @@ import numpy as np
 from slm.data.errors import UserError
 from slm.from_gguf.contents import Contents
 from slm.model.architectures import TRAITS
-from slm.model.config import SLIDING_PATTERN, ModelConfig, every_nth_global
+from slm.model.config import ModelConfig, every_nth_global
 
 _WITH_EFFECT = (
     *("expert_count", "attention.scale", "logit_scale", "embedding_scale", "residual_scale", "attention.clamp_kqv"),
@@ -24,6 +24,8 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 """Those that a Granite has, and what the configuration calls them."""
+_SOFT_CAPS = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"}
+"""Those that a Gemma 2 has; llama.cpp takes its usual ones where the file names none."""
 _SCALES = ("rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -37,7 +39,8 @@ def read_shape(contents: Contents) -> ModelConfig:
         )
     if "token_embd.weight" not in contents.tensors:
         raise UserError(f"{name} holds a vocabulary without a model's weights: give the model's own file")
-    known = _MULTIPLIERS if TRAITS[contents.arch].multipliers else {}
+    traits = TRAITS[contents.arch]
+    known = {**(_MULTIPLIERS if traits.multipliers else {}), **(_SOFT_CAPS if traits.soft_caps else {})}
     for key in _WITH_EFFECT:
         if contents.value(key) and key not in known:
             raise UserError(f"{name} has {contents.arch}.{key}={contents.value(key)}, which is not supported here")
@@ -116,15 +119,19 @@ def _of_layers(contents: Contents, kv_heads: list[int]) -> dict[str, Any]:
     """What differs from layer to layer: local attention, short convolutions."""
     traits, found = TRAITS[contents.arch], dict[str, Any]()  # type: ignore[index]  # it is one of TRAITS
     if traits.sliding_window and (window := contents.value("attention.sliding_window")):
-        pattern = contents.value("attention.sliding_window_pattern", SLIDING_PATTERN)
+        pattern = contents.value("attention.sliding_window_pattern", traits.window_pattern)
         layers = tuple(map(bool, pattern)) if isinstance(pattern, list) else every_nth_global(len(kv_heads), pattern)
         found = {"sliding_window": int(window), "local_layers": layers}
-        found["local_rope_theta"] = float(contents.value("rope.freq_base_swa") or 10_000.0)
+        if traits.local_rope:
+            found["local_rope_theta"] = float(contents.value("rope.freq_base_swa") or 10_000.0)
     if contents.arch == "exaone4" and (window := contents.value("attention.sliding_window")):
         raise UserError(f"{contents.path.name} has a sliding window of {window} positions, which is not supported here")
     if traits.multipliers:
         given = {name: contents.value(key) for key, name in _MULTIPLIERS.items()}
         found = {name: _shortest(value) for name, value in given.items() if value}
+    if traits.soft_caps:
+        given = {name: contents.value(key) for key, name in _SOFT_CAPS.items()}
+        found |= {name: _shortest(value) for name, value in given.items() if value is not None}
     if traits.short_conv:
         found = {"conv_layers": tuple(each == 0 for each in kv_heads)}
         found["conv_width"] = int(contents.value("shortconv.l_cache", 3))

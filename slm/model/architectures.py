@@ -9,7 +9,7 @@ Tested in tests/slm/model/test_architectures.py.
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2"]
+Architecture = Literal["llama", "qwen2", "qwen3", "gemma2", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2"]
 """llama.cpp's names (``general.architecture``)."""
 
 
@@ -53,7 +53,13 @@ class Traits:
     scaled_embedding: bool = False
     """Embeddings are multiplied by sqrt(d_model)."""
     sliding_window: bool = False
-    """Some layers see only the last positions, and have another RoPE base."""
+    """Some layers see only the last positions."""
+    window_pattern: int = 6
+    """One of this many layers, the last of them, sees all positions, where nothing else is said."""
+    local_rope: bool = False
+    """Layers that see only the last positions have a separate RoPE base."""
+    soft_caps: bool = False
+    """Attention's scores and the logits are soft-capped: x becomes cap * tanh(x / cap)."""
     short_conv: bool = False
     """Some layers have a gated short convolution in place of attention."""
     linear_layers: tuple[str, ...] = LINEAR_LAYERS
@@ -73,6 +79,19 @@ TRAITS: dict[Architecture, Traits] = {
     ),
     "qwen2": Traits(hf_class="Qwen2ForCausalLM", hf_type="qwen2", qkv_bias=True),
     "qwen3": Traits(hf_class="Qwen3ForCausalLM", hf_type="qwen3", head_dim=128, qk_norm=True),
+    "gemma2": Traits(
+        hf_class="Gemma2ForCausalLM",
+        hf_type="gemma2",
+        head_dim=256,
+        tied=True,
+        post_norms=True,
+        norm_offset=1.0,
+        activation="gelu_tanh",
+        scaled_embedding=True,
+        sliding_window=True,
+        window_pattern=2,
+        soft_caps=True,
+    ),
     "gemma3": Traits(
         hf_class="Gemma3ForCausalLM",
         hf_type="gemma3_text",
@@ -84,6 +103,7 @@ TRAITS: dict[Architecture, Traits] = {
         activation="gelu_tanh",
         scaled_embedding=True,
         sliding_window=True,
+        local_rope=True,
     ),
     "lfm2": Traits(
         hf_class="Lfm2ForCausalLM",
@@ -109,7 +129,6 @@ TRAITS: dict[Architecture, Traits] = {
 }
 
 LEFT_OUT = {
-    "Gemma2ForCausalLM": "it caps attention's logits and the head's (soft-capping), which the training kernels do not",
     "Gemma4ForConditionalGeneration": "it has an embedding for each layer, and layers that share keys and values",
     "Gemma4ForCausalLM": "it has an embedding for each layer, and layers that share keys and values",
     "Olmo3ForCausalLM": "it has sliding windows besides what an OLMo 2 has",

@@ -12,8 +12,10 @@ from slm.model.rope import number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
-SLIDING_PATTERN = 6
-"""Gemma 3: one of this many layers, the last of them, sees all positions."""
+ATTENTION_CAP, LOGIT_CAP = 50.0, 30.0
+"""Gemma 2: what attention's scores and the logits are soft-capped at where nothing else is said, as in llama.cpp."""
+GEMMA2_27B_LAYERS = 46
+"""llama.cpp takes a Gemma 2 with so many layers for the one of 27B, and divides attention's logits otherwise."""
 ROPE_PATTERN = 4
 """SmolLM3: every layer with a multiple of this number has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
@@ -49,13 +51,18 @@ class ModelConfig:
     rope_scaling: dict[str, Any] | None = None
     """Hugging Face's rope parameters of type "llama3", "linear" or "yarn", or None for plain RoPE."""
     sliding_window: int | None = None
-    """gemma3: positions that a local layer sees, the position itself included; None: no layer is local."""
+    """gemma2, gemma3: positions that a local layer sees, the position itself included; None: no layer is local."""
     local_layers: tuple[bool, ...] = ()
-    """gemma3: which layers are local; empty: all but every sixth one."""
+    """gemma2, gemma3: which layers are local; empty: all but every second (gemma2) or every sixth (gemma3)."""
     local_rope_theta: float = 10_000.0
-    """gemma3: ``rope_theta`` of local layers."""
+    """gemma3: ``rope_theta`` of local layers; the others have one for all."""
     query_scalar: float | None = None
-    """gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of head_dim."""
+    """gemma2, gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of
+    head_dim."""
+    attention_cap: float | None = None
+    """gemma2: attention's scores are soft-capped at this (``attn_logit_softcapping``); None: at 50; 0: they are not."""
+    logit_cap: float | None = None
+    """gemma2: the logits are soft-capped at this (``final_logit_softcapping``); None: at 30; 0: they are not."""
     rope_layers: tuple[bool, ...] = ()
     """smollm3: which layers have rotary positions; empty: all but every fourth one."""
     embedding_multiplier: float = 1.0
@@ -104,6 +111,7 @@ class ModelConfig:
             self._complete_sliding_window()
         elif self.sliding_window is not None or self.query_scalar is not None or self.local_layers:
             raise UserError(f"a {self.arch} model has no sliding window and no query_scalar: leave them out")
+        self._complete_soft_caps()
         if self.traits.short_conv:
             self._complete_short_conv()
         elif self.conv_layers or self.conv_width != _CONV_WIDTH:
@@ -119,6 +127,22 @@ class ModelConfig:
         elif self.rope_layers:
             raise UserError(f"all layers of a {self.arch} model have rotary positions: leave model.rope_layers out")
         self._check_multipliers()
+
+    def _complete_soft_caps(self) -> None:
+        if self.traits.soft_caps and not self.tie_embeddings:
+            raise UserError(
+                f"a {self.arch} model has no separate head, and llama.cpp no place for one: set "
+                "model.tie_embeddings=true (tie_word_embeddings in config.json)"
+            )
+        for name, usual in (("attention_cap", ATTENTION_CAP), ("logit_cap", LOGIT_CAP)):
+            value = getattr(self, name)
+            if not self.traits.soft_caps:
+                if value is not None:
+                    raise UserError(f"a {self.arch} model has no {name}: leave it out")
+            elif value is None:
+                object.__setattr__(self, name, usual)
+            elif value < 0:
+                raise UserError(f"model.{name} must be at least 0, not {value}")
 
     def _check_multipliers(self) -> None:
         for name in MULTIPLIERS:
@@ -145,11 +169,13 @@ class ModelConfig:
         object.__setattr__(self, "conv_layers", layers)
 
     def _complete_sliding_window(self) -> None:
-        if self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
+        if not self.traits.local_rope:
+            self._give_all_layers_one_rope()
+        elif self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
             raise UserError(f"in a {self.arch} model only rope scaling of type 'linear' is supported, and plain RoPE")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise UserError(f"model.sliding_window must be at least 1, not {self.sliding_window}")
-        layers = tuple(self.local_layers) or every_nth_global(self.n_layers, SLIDING_PATTERN)
+        layers = tuple(self.local_layers) or every_nth_global(self.n_layers, self.traits.window_pattern)
         if len(layers) != self.n_layers:
             raise UserError(f"model.local_layers names {len(layers)} layers, the model has {self.n_layers}")
         if self.sliding_window is None or not any(layers):
@@ -160,6 +186,13 @@ class ModelConfig:
             raise UserError(f"model.query_scalar must be above 0, not {self.query_scalar}")
         if self.query_scalar == self.head_dim:
             object.__setattr__(self, "query_scalar", None)
+
+    def _give_all_layers_one_rope(self) -> None:
+        if self.rope_scaling:
+            raise UserError(f"rope scaling in a {self.arch} model is not supported; plain RoPE is")
+        if self.local_rope_theta not in (self.rope_theta, type(self).local_rope_theta):
+            raise UserError(f"a {self.arch} model has one rope_theta: leave model.local_rope_theta out")
+        object.__setattr__(self, "local_rope_theta", self.rope_theta)
 
     @property
     def traits(self) -> Traits:
@@ -219,10 +252,18 @@ class ModelConfig:
 
     def check_runs_in_llama_cpp(self) -> None:
         """UserError where llama.cpp would compute something else than the checkpoint, or nothing at all."""
-        if self.query_scalar is not None:
+        divisor, name = self.head_dim, "head_dim"
+        if self.arch == "gemma2" and self.n_layers == GEMMA2_27B_LAYERS:
+            divisor, name = self.d_model // self.n_heads, f"d_model / n_heads (in a gemma2 of {self.n_layers} layers)"
+        if self.traits.sliding_window and (self.query_scalar or self.head_dim) != divisor:
             raise UserError(
-                f"query_pre_attn_scalar={self.query_scalar:g} cannot be exported: llama.cpp divides attention's logits "
-                f"by the root of head_dim={self.head_dim}, and a GGUF has no place for another number"
+                f"query_pre_attn_scalar={self.query_scalar or self.head_dim:g} cannot be exported: llama.cpp divides "
+                f"attention's logits by the root of {name}={divisor}, and a GGUF has no place for another number"
+            )
+        if self.traits.soft_caps and not (self.attention_cap and self.logit_cap):
+            raise UserError(
+                f"a {self.arch} model without soft-caps does not run in llama.cpp: set model.attention_cap and "
+                "model.logit_cap (attn_logit_softcapping and final_logit_softcapping in config.json)"
             )
         if self.rope_layers and self.rope_layers != every_nth_global(self.n_layers, ROPE_PATTERN):
             raise UserError(
@@ -337,16 +378,21 @@ class ModelConfig:
             raise UserError(f"rope scaling of type {local_rope_type!r} in local layers is not supported")
         eos = config.get("eos_token_id")
         n_heads = config["num_attention_heads"]
-        default_theta = 1_000_000.0 if traits.sliding_window or traits.short_conv else 10_000.0
+        default_theta = 1_000_000.0 if traits.local_rope or traits.short_conv else 10_000.0
         default_theta = 2_000_000.0 if traits.nope else default_theta
         local: dict[str, Any] = {}
         if traits.sliding_window:
             local = {
                 "sliding_window": config.get("sliding_window", 4096),
-                "local_layers": _local_layers(config),
-                "local_rope_theta": float(local_rope.get("rope_theta") or config.get("rope_local_base_freq") or 1e4),
+                "local_layers": _local_layers(config, traits),
                 "query_scalar": config.get("query_pre_attn_scalar", 256),
             }
+        if traits.local_rope:
+            theta = local_rope.get("rope_theta") or config.get("rope_local_base_freq") or 1e4
+            local["local_rope_theta"] = float(theta)
+        if traits.soft_caps:  # null: they are not capped
+            local["attention_cap"] = config.get("attn_logit_softcapping", ATTENTION_CAP) or 0.0
+            local["logit_cap"] = config.get("final_logit_softcapping", LOGIT_CAP) or 0.0
         if traits.short_conv:
             local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", _CONV_WIDTH)}
         if traits.nope:
@@ -375,7 +421,7 @@ class ModelConfig:
     def to_hf(self) -> dict[str, Any]:
         """A ``config.json`` that transformers 4 and 5, vLLM and llama.cpp's converter read."""
         rope: dict[str, Any] = {"rope_type": "default", **(self.rope_scaling or {}), "rope_theta": self.rope_theta}
-        if self.traits.sliding_window:
+        if self.traits.local_rope:
             rope = {_GLOBAL: rope, _LOCAL: {"rope_type": "default", "rope_theta": self.local_rope_theta}}
         config = {
             "architectures": [self.traits.hf_class],
@@ -446,9 +492,9 @@ class ModelConfig:
             "sliding_window": self.sliding_window
             or self.seq_len,  # transformers wants one where no layer is local, too
             "layer_types": [_LOCAL if local else _GLOBAL for local in self.local_layers],
-            "rope_local_base_freq": self.local_rope_theta,  # transformers 4
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
+            **({"rope_local_base_freq": self.local_rope_theta} if self.traits.local_rope else {}),  # transformers 4
+            "attn_logit_softcapping": self.attention_cap or None,
+            "final_logit_softcapping": self.logit_cap or None,
             "use_bidirectional_attention": False,
             "pad_token_id": None,
         }
@@ -465,11 +511,11 @@ def every_nth_global(n_layers: int, pattern: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % pattern != 0 for layer in range(n_layers))
 
 
-def _local_layers(config: dict[str, Any]) -> tuple[bool, ...]:
+def _local_layers(config: dict[str, Any], traits: Traits) -> tuple[bool, ...]:
     """``layer_types`` of a config.json, or what an older one says in a number."""
     if types := config.get("layer_types"):
         return tuple(each == _LOCAL for each in types)
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or SLIDING_PATTERN
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or traits.window_pattern
     return every_nth_global(config["num_hidden_layers"], pattern)
 
 
@@ -532,7 +578,8 @@ def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     local = config.get("layer_types") is None or _LOCAL in config["layer_types"]
     if traits.hf_type == "exaone4" and local and (window := config.get("sliding_window", 4096)):
         raise UserError(f"sliding_window={window} in an EXAONE 4's config.json is not supported: its 1.2B has none")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+    caps = () if traits.soft_caps else ("attn_logit_softcapping", "final_logit_softcapping")
+    for key in (*caps, "use_bidirectional_attention"):
         if config.get(key):
             raise UserError(f"{key}={config[key]} in config.json is not supported")
 

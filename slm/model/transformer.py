@@ -19,6 +19,7 @@ from slm.model.layers.held import product, whole
 from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
 from slm.model.layers.lfm2 import Lfm2Layer
 from slm.model.rope import attention_factor, rope_frequencies
+from slm.model.soft_cap import soft_capped
 
 
 class Embedding(nn.Embedding):
@@ -123,11 +124,16 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of final hidden states [..., D]."""
-        return product(hidden, self.head)
+        return self.capped(product(hidden, self.head))
+
+    def capped(self, products: Tensor) -> Tensor:
+        """Logits of the products of final hidden states with the head: soft-capped where the architecture does that."""
+        return soft_capped(products, self.config.logit_cap)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""
-        return self._cross_entropy(self.hidden_states(ids_BT, starts_BT=starts_BT), self.head_weight_VD, targets_BT)
+        x_BTD = self.hidden_states(ids_BT, starts_BT=starts_BT)
+        return self._cross_entropy(x_BTD, self.head_weight_VD, targets_BT, self.config.logit_cap)
 
     def new_cache(self) -> list[LayerCache]:
         """An empty cache to pass to successive calls that continue one batch of sequences."""
@@ -142,8 +148,8 @@ class LanguageModel(nn.Module):
             layer.compile(dynamic=False)
         compiled = torch.compile(chunk_gradients, dynamic=False)
 
-        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
-            return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled)
+        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, cap: float | None) -> Tensor:
+            return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled, cap)
 
         self._cross_entropy = chunked
 

@@ -32,10 +32,16 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
         writer.add_logit_scale(model.logits_scaling)
     if model.traits.short_conv:
         writer.add_shortconv_l_cache(model.conv_width)
+    if model.traits.soft_caps:
+        writer.add_attn_logit_softcapping(model.attention_cap)
+        writer.add_final_logit_softcapping(model.logit_cap)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
-        writer.add_rope_freq_base_swa(model.local_rope_theta)
         writer.add_sliding_window_pattern(_pattern(model))
+        if model.traits.local_rope:
+            writer.add_rope_freq_base_swa(model.local_rope_theta)
+    elif model.arch == "gemma2":  # without it llama.cpp takes 4,096 positions for the window of every second layer
+        writer.add_sliding_window(model.seq_len)
 
 
 def _add_rope_scaling(writer: Any, model: ModelConfig) -> None:

@@ -15,6 +15,7 @@ SHAPES = {
     "narrow": {"arch": "qwen3", "tie_embeddings": False, "d_model": 96, "head_dim": 24, "ffn_dim": 160},
     "biases": {"arch": "qwen2", "tie_embeddings": True},
     "convolutions": {"arch": "lfm2", "tie_embeddings": True, "n_layers": 7},
+    "every second layer sliding": {"arch": "gemma2", "tie_embeddings": True, "sliding_window": 16},
     "sliding": {"arch": "gemma3", "tie_embeddings": True, "sliding_window": 16, "n_layers": 7},
 }
 
