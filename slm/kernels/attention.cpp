@@ -91,8 +91,7 @@ void attend(const Shape s, const Head head, long q, long n, const packed* keys, 
 extern "C" {
 
 // out [B T, H E] and lse [B, H, T] (f32; the log of the sum of exponentials of the scaled scores). cap: scaled scores x
-// become cap tanh(x / cap); 0: they stay. scratch:
-// slm_attention_scratch items. Returns 0, or 1 where memory ran out.
+// become cap tanh(x / cap); 0: they stay. scratch: slm_attention_scratch items. Returns 0, or 1 where memory ran out.
 int slm_attention_forward(const value* qkv, long B, long T, long H, long K, long E, const float* cos, const float* sin,
                           const float* q_norm, const float* k_norm, float eps, float cap, const int32_t* starts, value* out,
                           float* lse, packed* scratch) {

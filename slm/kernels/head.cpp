@@ -27,8 +27,8 @@ extern "C" {
 // packing). cap: logits z become cap tanh(z / cap), and `slopes` [m, v], where given, get the derivatives of that; 0: they
 // stay. offsets: [v], added to every position's logits, or null. Logits [m, v] become scale * (softmax - one-hot) in
 // place, which is the gradient in the capped ones (keep = 0: LOSS_ROWS rows are used again and again, and hold nothing of
-// use afterwards). Targets below zero are not
-// scored. losses [m]: -log p(target), 0 where not scored.
+// use afterwards). Targets below zero are not scored, and have slopes of zero. losses [m]: -log p(target), 0 where not
+// scored.
 void slm_cross_entropy(const value* x, long m, long d, const packed* B, long v, float cap, const float* offsets,
                        const int64_t* targets, float scale, int keep, value* logits, value* slopes, float* losses) {
     const auto block = [&](Share& share, long start) {
@@ -47,6 +47,7 @@ void slm_cross_entropy(const value* x, long m, long d, const packed* B, long v, 
             if (target < 0) {
                 losses[start + r] = 0;
                 if (keep) memset(z, 0, v * sizeof(value));
+                if (slopes) memset(slopes + (start + r) * v, 0, v * sizeof(value));
                 return;
             }
             if (cap) cap_row(z, v, cap, offsets, slopes ? slopes + (start + r) * v : nullptr);

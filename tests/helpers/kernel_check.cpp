@@ -56,6 +56,8 @@ static int turn = 0;                // 0: next to plain loops; then with other n
 static std::vector<Floats> before;  // results of turn 0
 static size_t results = 0;          // so far, in this turn
 
+static const char* kind = "";  // follows the names of what is compared
+
 // `plain()` gives what `ours` should be. `all` is what does not depend on the number of threads, where that is more.
 template <class Plain>
 static void compare(const char* name, const Floats& ours, const Plain& plain, const Floats& all = {}) {
@@ -63,7 +65,7 @@ static void compare(const char* name, const Floats& ours, const Plain& plain, co
     if (turn) {
         const Floats& first = before[results++];
         if (memcmp(bits.data(), first.data(), bits.size() * sizeof(float))) {
-            printf("%s depends on the number of threads\n", name);
+            printf("%s%s depends on the number of threads\n", name, kind);
             failed = true;
         }
         return;
@@ -77,7 +79,7 @@ static void compare(const char* name, const Floats& ours, const Plain& plain, co
     }
     const double error = std::sqrt(apart / size);
     const bool right = error < 1e-5 && ours.size() == theirs.size();  // false for NaN
-    printf("%s %.1e%s\n", name, error, right ? "" : " WRONG");
+    printf("%s%s %.1e%s\n", name, kind, error, right ? "" : " WRONG");
     failed |= !right;
 }
 
@@ -99,11 +101,13 @@ static Doubles turned(const Floats& w, long rows, long columns) {
 }
 
 static void functions() {
-    Floats powers, sigmoids;
+    Floats powers, sigmoids, tanhs;
     for (double x = -126; x < 127; x += 0.37) powers.push_back((float)(exp2_of(all((float)x))[W - 1] / std::exp2((double)(float)x)));
     for (double x = -87; x < 95; x += 0.37) sigmoids.push_back((float)(sigmoid(all((float)x))[0] * (1 + std::exp(-(double)(float)x))));
+    for (double x = -12; x < 12; x += 0.0037) tanhs.push_back((float)(tanh_of(all((float)x))[0] / std::tanh((double)(float)x)));
     compare("2^x, relative", powers, [&] { return Doubles(powers.size(), 1.0); });
     compare("sigmoid, relative", sigmoids, [&] { return Doubles(sigmoids.size(), 1.0); });
+    compare("tanh, relative", tanhs, [&] { return Doubles(tanhs.size(), 1.0); });
     Floats lanes(W), found;
     for (long i = 0; i < W; i++) lanes[i] = (float)(i * 7 % W) - 1.5f;
     const float low = -std::numeric_limits<float>::infinity();
@@ -254,7 +258,7 @@ static void head(float cap) {
     for (size_t i = 0; cap && i < expected.size(); i++) {
         const double tanh = std::tanh(expected[i] / cap);
         expected[i] = cap * tanh;
-        bent[i] = targets[i / v] < 0 ? slopes[i] : 1 - tanh * tanh;  // rows that are not scored have none
+        bent[i] = targets[i / v] < 0 ? 0 : 1 - tanh * tanh;
     }
     for (long i = 0; i < m; i++) {
         double sum = 0;
@@ -266,7 +270,7 @@ static void head(float cap) {
     compare("cross-entropy", losses, [&] { return nats; });
     compare("cross-entropy without gradients", again, [&] { return nats; });
     compare("gradient in the logits", logits, [&] { return expected; });
-    if (cap) compare("slopes of capped logits", slopes, [&] { return bent; });
+    if (cap) compare("slopes of logits", slopes, [&] { return bent; });
 
     const long words = 1024 + NR, rows_of = MR + 3, width = 2 * NR;  // more words than the product takes at once
     const Floats dlogits = numbers(rows_of * words), table = numbers(words * width);
@@ -419,9 +423,11 @@ int main() {
         weight_gradient();
         norm();
         for (float cap : {0.0f, 1.5f}) {  // with soft-caps that bend what they cap
+            kind = cap ? ", soft-capped" : "";
             head(cap);
             attention(cap);
         }
+        kind = "";
         update();
         turn++;
     }

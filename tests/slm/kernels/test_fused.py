@@ -339,6 +339,8 @@ class EveryPart:
         self.words = torch.randperm(320, generator=chance)[:64].sort().values
         self.offsets, self.weights = torch.randn(64, generator=chance), torch.rand(rows, generator=chance) + 0.5
         self.targets = torch.randint(0, 64, (rows,), generator=chance)
+        self.targets[::7] = -100
+        self.scored = self.targets >= 0
         self.soft = torch.randn(rows, 64, generator=chance).softmax(-1)
 
     def over_logits(self, losses) -> HeadPass:
@@ -346,14 +348,17 @@ class EveryPart:
 
     def _soften(self, dlogits_RV, losses_R, rows) -> None:
         """The mean of the token and of the soft target takes the token's place."""
-        one_hot_RV = torch.nn.functional.one_hot(self.targets[rows], 64)
-        dlogits_RV += (self.weights[rows, None] * 0.5 * (one_hot_RV - self.soft[rows])).to(dlogits_RV.dtype)
+        weights_R = self.weights[rows] * self.scored[rows] / 2
+        dlogits_RV += (weights_R[:, None] * (self._one_hot()[rows] - self.soft[rows])).to(dlogits_RV.dtype)
+
+    def _one_hot(self) -> torch.Tensor:
+        return torch.nn.functional.one_hot(self.targets.clamp(min=0), 64)
 
     def plainly(self, logits_NV: torch.Tensor) -> torch.Tensor:
         """The same loss for autograd."""
         log_p_NV = (logits_NV[:, self.words] + self.offsets).log_softmax(-1)
-        wanted_NV = (torch.nn.functional.one_hot(self.targets, 64) + self.soft) / 2
-        return -(self.weights * (wanted_NV * log_p_NV).sum(-1)).sum()
+        wanted_NV = (self._one_hot() + self.soft) / 2
+        return -(self.weights * self.scored * (wanted_NV * log_p_NV).sum(-1)).sum()
 
 
 def test_other_losses_go_through_a_soft_cap(kernels):
