@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from slm.model.soft_cap import soft_cap_slope
+from slm.model.cross_entropy import soft_cap_slope
 from slm.model.transformer import LanguageModel
 
 

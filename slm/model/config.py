@@ -15,7 +15,7 @@ WIDTH_MULTIPLE = 256
 ATTENTION_CAP, LOGIT_CAP = 50.0, 30.0
 """Gemma 2: what attention's scores and the logits are soft-capped at where nothing else is said, as in llama.cpp."""
 GEMMA2_27B_LAYERS = 46
-"""llama.cpp takes a Gemma 2 with so many layers for the one of 27B, and divides attention's logits otherwise."""
+"""llama.cpp takes a Gemma 2 with this number of layers for the 27B, and divides its attention's logits otherwise."""
 ROPE_PATTERN = 4
 """SmolLM3: every layer with a multiple of this number has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"

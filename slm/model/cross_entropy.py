@@ -15,13 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm.model.soft_cap import soft_cap_slope, soft_capped
-
 IGNORED = -100
 """A target that is not scored (torch's own convention)."""
 CHUNK_LOGITS = 16_000_000
 """Logits held at once."""
 ChunkGradients = Callable[[Tensor, Tensor, Tensor, Tensor, float | None], tuple[Tensor, Tensor]]
+
+
+def soft_capped(x: Tensor, cap: float | None) -> Tensor:
+    """``x`` soft-capped (Gemma 2): cap * tanh(x / cap), in its own precision; ``cap`` of None or 0: ``x`` itself."""
+    return torch.tanh(x / cap) * cap if cap else x
+
+
+def soft_cap_slope(capped: Tensor, cap: float) -> Tensor:
+    """The derivative of soft-capped values in those before the cap, from the capped ones."""
+    return 1 - (capped / cap).square()
 
 
 def cross_entropy(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, cap: float | None = None) -> Tensor:

@@ -17,8 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
-from slm.model.soft_cap import soft_cap_slope, soft_capped
+from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED, soft_cap_slope, soft_capped
 
 Soften = Callable[[Tensor, Tensor, slice], None]
 

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from slm.model.config import InitConfig, ModelConfig
-from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
+from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy, soft_capped
 from slm.model.initialization import CLASSIC, initialize
 from slm.model.layers.held import product, whole
 from slm.model.layers.layer import Attention, Layer, LayerCache, RMSNorm
 from slm.model.layers.lfm2 import Lfm2Layer
 from slm.model.rope import attention_factor, rope_frequencies
-from slm.model.soft_cap import soft_capped
 
 
 class Embedding(nn.Embedding):

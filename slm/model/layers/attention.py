@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slm.model.soft_cap import soft_cap_slope, soft_capped
+from slm.model.cross_entropy import soft_cap_slope, soft_capped
 
 BLOCK = 256
 """Query positions per block."""

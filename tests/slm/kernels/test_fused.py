@@ -362,7 +362,7 @@ class EveryPart:
 
 
 def test_other_losses_go_through_a_soft_cap(kernels):
-    """Soft targets and offsets are those of capped logits; the cap's slope comes last."""
+    """Soft targets and offsets belong to capped logits; the cap's slope comes last."""
     model = new_model(**SHAPES["gemma2"])
     (ids, _), head = batch(2, 33), EveryPart(66)
     head.plainly(model(ids).flatten(0, 1)).backward()

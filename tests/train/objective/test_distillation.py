@@ -85,7 +85,7 @@ def test_a_model_that_computes_along_gives_the_gradients_of_the_definition(name,
 @pytest.mark.parametrize(("kind", "teaches"), [("autograd", "avx2"), ("avx2", "autograd")])
 @pytest.mark.parametrize("count", [0, 256], ids=["all words", "drawn words"])
 def test_soft_caps_of_student_and_teacher(kind, teaches, count, monkeypatch):
-    """A teacher's targets are those of its capped logits, and the student's cap comes last in its gradient."""
+    """The teacher predicts by capped logits, and the slope of the student's cap is the gradient's last factor."""
     monkeypatch.setattr(soft_targets, "SHOWN", 1)
     check_gradients(CONFIGS["both"], kind, teaches, count, arch="gemma2", tie=True, logit_cap=2.0, attention_cap=2.0)
 
