@@ -1,4 +1,4 @@
-"""A downloaded Qwen2, Gemma 3 and LFM2, tuned on conversations, exported, and asked in llama.cpp: they answer as
+"""A downloaded Qwen2, Gemma 2 and 3 and LFM2, tuned on conversations, exported, and asked in llama.cpp: they answer as
 they learned to, and stop."""
 
 import json
@@ -64,6 +64,19 @@ def lfm2(folder: Path) -> None:
     tokenizer.save(folder)
 
 
+def gemma2(folder: Path) -> None:
+    """A Gemma 2 as transformers saves one: soft-caps, every second layer with a sliding window."""
+    import transformers
+
+    size = save_gemma_like(folder, "\n".join([*ANSWERS, *ANSWERS.values()] * 200), vocab_size=340)
+    config = transformers.Gemma2Config(
+        **SHAPE, head_dim=32, vocab_size=size, bos_token_id=2, eos_token_id=1, sliding_window=16,
+        query_pre_attn_scalar=32,
+    )  # fmt: skip
+    transformers.Gemma2ForCausalLM(config).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(templates.GEMMA3)
+
+
 def gemma3(folder: Path) -> None:
     """A Gemma 3 as transformers saves one: sliding windows, SentencePiece, turns that <end_of_turn> ends."""
     import transformers
@@ -77,7 +90,7 @@ def gemma3(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(templates.GEMMA3)
 
 
-@pytest.mark.parametrize("make", [qwen2, gemma3, lfm2])
+@pytest.mark.parametrize("make", [qwen2, gemma2, gemma3, lfm2])
 def test_it_learns_to_answer_and_llama_cpp_gives_the_answers(make, tmp_path):
     from llama_cpp import Llama
 

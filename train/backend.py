@@ -67,7 +67,8 @@ class Backend(ABC):
         self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
         """``scale`` times (softmax - one-hot) of the logits of some of the ``hidden_states``, [R, V], zeros where not
-        scored; valid until the next call. ``words_V`` and ``offsets_V``: as in ``HeadPass``."""
+        scored: their gradient (where they are soft-capped, that in the capped ones). Valid until the next call.
+        ``words_V`` and ``offsets_V``: as in ``HeadPass``."""
 
     def weights_changed(self) -> None:  # noqa: B027 - autograd keeps no copy of the weights
         """Called after every update. Frozen weights are as before."""
@@ -113,7 +114,7 @@ class AutogradBackend(Backend):
         )
         with self._environment.autocast():
             losses = [
-                F.cross_entropy(F.linear(x_RD, weight_VD).float(), targets_R, reduction="none")
+                F.cross_entropy(self._model.capped(F.linear(x_RD, weight_VD).float()), targets_R, reduction="none")
                 for x_RD, targets_R in parts
             ]
         return torch.cat(losses).view_as(targets_BT)
@@ -124,7 +125,7 @@ class AutogradBackend(Backend):
         with self._environment.autocast():
             x_ND = self._model.hidden_states(ids_BT, starts_BT=self._starts(ids_BT, starts_BT)).flatten(0, 1)
         weight_VD = self._model.head_weight_VD
-        dx_ND, dweight_VD = head_gradients(x_ND, weight_VD, targets_BT.flatten(), head)
+        dx_ND, dweight_VD = head_gradients(x_ND, weight_VD, targets_BT.flatten(), head, self._model.config.logit_cap)
         pairs = [(x_ND, dx_ND), *([(weight_VD, dweight_VD)] if weight_VD.requires_grad else [])]
         torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
@@ -138,7 +139,8 @@ class AutogradBackend(Backend):
         self, x_RD: Tensor, targets_R: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
         weight_VD = self._model.head_weight_VD
-        logits_RV = F.linear(x_RD.float(), (weight_VD if words_V is None else weight_VD[words_V]).float())
+        head_VD = (weight_VD if words_V is None else weight_VD[words_V]).float()
+        logits_RV = self._model.capped(F.linear(x_RD.float(), head_VD))
         if offsets_V is not None:
             logits_RV += offsets_V
         return softmax_gradient(logits_RV, targets_R, scale)
@@ -186,7 +188,7 @@ def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Enviro
 
     The kernels keep nothing that grows with the square of ``train.seq_len``. torch.compile keeps the scores of every
     query and the keys up to the end of its block, in each head. Uncompiled, torch keeps a mask in numbers, where there
-    is one (``masked``: by document, or by a window).
+    is one (``masked``: by document, or by a window), but for soft-capped scores, which it cannot compute.
     """
     kernels, length = environment.kernels, config.seq_len
     if kernels is not None and unsupported_shape(shape, kernels) is None:
@@ -194,7 +196,7 @@ def attention_bytes(shape: ModelConfig, config: TrainConfig, environment: Enviro
     if environment.compile:
         per_layer = shape.n_heads * length * (length + BLOCK) // 2
     else:
-        per_layer = length * length if masked else 0
+        per_layer = length * length if masked and not shape.attention_cap else 0
     layers = shape.n_layers if config.recompute == "none" else 1
     return (2 if environment.precision == "bf16" else 4) * config.micro_batch * layers * per_layer
 

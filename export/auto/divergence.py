@@ -52,7 +52,7 @@ class Divergence:
     def _log_probabilities(self) -> Iterator[Tensor]:
         x_BTD = torch.cat([self.model.hidden_states(part) for part in self.ids_BT.split(8)])
         for part_ND in x_BTD.flatten(0, 1)[self.picked].split(_ROWS):
-            yield F.log_softmax(F.linear(part_ND, self.model.head_weight_VD).float(), dim=-1)
+            yield F.log_softmax(self.model.logits(part_ND).float(), dim=-1)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ information). With rows and columns taken as independent, as in K-FAC (Martens a
     KL per position = 1/2 * sum over rows o and columns d of  rows[o] * columns[d] * E[o, d]^2
 
 with rows[o] the mean square of the output's gradient and columns[d] that of the input. The output head's gradient is
-known (p - p^2). A row of the embedding counts as often as its token occurs.
+known (p - p^2, times the square of a soft-cap's slope). A row of the embedding counts as often as its token occurs.
 
 Shape suffixes: B windows, T positions, D input columns, O output rows, V vocabulary.
 
@@ -20,9 +20,9 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slm.model.cross_entropy import soft_cap_slope
 from slm.model.transformer import LanguageModel
 
 
@@ -86,11 +86,13 @@ def sensitivities(
             gradient_TD = torch.empty_like(x_TD)
             for start in range(0, len(x_TD), 128):
                 part_ND = x_TD[start : start + 128].detach()
-                p_NV = F.linear(part_ND, model.head_weight_VD).float().softmax(-1)
-                predicted_V += (p_NV - p_NV.square()).sum(0, dtype=torch.float64)
+                logits_NV = model.logits(part_ND).float()
+                p_NV, cap = logits_NV.softmax(-1), model.config.logit_cap
+                slope_NV = soft_cap_slope(logits_NV, cap) if cap else torch.ones(())
+                predicted_V += ((p_NV - p_NV.square()) * slope_NV.square()).sum(0, dtype=torch.float64)
                 drawn_N = torch.multinomial(p_NV, 1, generator=generator)
                 p_NV.scatter_add_(1, drawn_N, torch.full_like(drawn_N, -1, dtype=p_NV.dtype))
-                gradient_TD[start : start + 128] = p_NV @ model.head_weight_VD.float()
+                gradient_TD[start : start + 128] = (p_NV * slope_NV) @ model.head_weight_VD.float()
             x_TD.backward(gradient_TD)
             if progress:
                 progress(1)

@@ -76,7 +76,7 @@ class TorchScorer:
         for window in windows:
             with torch.inference_mode():  # not while the caller has its turn
                 x_TD = self._hidden([window], stream)[0]
-                logits = F.linear(x_TD[window.first : window.last], head_VD)
+                logits = self.model.capped(F.linear(x_TD[window.first : window.last], head_VD))
             yield window, logits.float().numpy()
 
     def ragged_logits(self, windows: Sequence[Window], stream: np.ndarray) -> Iterator[tuple[Window, np.ndarray]]:
@@ -95,7 +95,7 @@ class TorchScorer:
                 x_BTD = self.model.hidden_states(torch.from_numpy(ids_BT), self.model.new_cache())
             for row, window in enumerate(group):
                 with torch.inference_mode():  # not while the caller has its turn
-                    logits = F.linear(x_BTD[row, window.first : window.last], head_VD)
+                    logits = self.model.capped(F.linear(x_BTD[row, window.first : window.last], head_VD))
                 yield window, logits.float().numpy()
 
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
@@ -113,7 +113,7 @@ class TorchScorer:
                 )
                 rows = max(1, self.logits_budget // self.model.config.vocab_size)
                 for part_ND, part_N in zip(x_ND.split(rows), targets_N.split(rows), strict=True):
-                    logits_NV = F.linear(part_ND, head_VD).float()
+                    logits_NV = self.model.capped(F.linear(part_ND, head_VD).float())
                     found.append(F.cross_entropy(logits_NV, part_N, reduction="none").double().numpy())
                 if progress:
                     progress(sum(window.stop - window.start for window in group))

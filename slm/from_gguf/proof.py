@@ -122,7 +122,6 @@ def _tokenizer(path: Path, directory: Path) -> dict[str, Any]:
 
 def _logits(path: Path, directory: Path) -> dict[str, Any]:
     import torch
-    import torch.nn.functional as F
 
     from slm.llama.context import Batch, Context
     from slm.llama.model import Model
@@ -141,7 +140,7 @@ def _logits(path: Path, directory: Path) -> dict[str, Any]:
         theirs_TV = torch.from_numpy(context.logits_all(len(ids)))
     with torch.inference_mode():
         x_TD = model.hidden_states(torch.tensor([ids]))[0]
-        ours_TV = F.linear(x_TD, model.head_weight_VD)
+        ours_TV = model.logits(x_TD)
         p_TV, q_TV = ours_TV.double().log_softmax(1), theirs_TV.double().log_softmax(1)
         kl = (p_TV.exp() * (p_TV - q_TV)).sum(1).mean()
     quantized = any(each.type not in UNQUANTIZED for _, each in contents.tensors.values())

@@ -27,6 +27,8 @@ _MULTIPLIERS = {
     "logit_scale": "logits_scaling",
 }
 """Those that a Granite has, and what the configuration calls them."""
+_SOFT_CAPS = {"attn_logit_softcapping": "attention_cap", "final_logit_softcapping": "logit_cap"}
+"""Those that a Gemma 2 has; llama.cpp takes its usual ones where the file names none."""
 
 
 def read_shape(contents: Contents) -> ModelConfig:
@@ -39,7 +41,8 @@ def read_shape(contents: Contents) -> ModelConfig:
         )
     if "token_embd.weight" not in contents.tensors:
         raise UserError(f"{name} holds a vocabulary without a model's weights: give the model's own file")
-    known = _MULTIPLIERS if TRAITS[contents.arch].multipliers else {}
+    traits = TRAITS[contents.arch]
+    known = {**(_MULTIPLIERS if traits.multipliers else {}), **(_SOFT_CAPS if traits.soft_caps else {})}
     for key in _WITH_EFFECT:
         if contents.value(key) and key not in known:
             raise UserError(f"{name} has {contents.arch}.{key}={contents.value(key)}, which is not supported here")
@@ -136,6 +139,9 @@ def _of_layers(contents: Contents, kv_heads: list[int]) -> dict[str, Any]:
     if traits.multipliers:
         given = {name: contents.value(key) for key, name in _MULTIPLIERS.items()}
         found = {name: _shortest(value) for name, value in given.items() if value}
+    if traits.soft_caps:
+        given = {name: contents.value(key) for key, name in _SOFT_CAPS.items()}
+        found |= {name: _shortest(value) for name, value in given.items() if value is not None}
     if traits.short_conv:
         found = {"conv_layers": tuple(each == 0 for each in kv_heads)}
         found["conv_width"] = int(contents.value("shortconv.l_cache", 3))

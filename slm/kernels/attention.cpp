@@ -20,7 +20,7 @@ struct QueryRows {
 };
 
 // One row of scores against keys [from, to): causal and document mask, then p = exp(score * scale - maximum). Returns the
-// sum of the exponentials; `high` gets the maximum.
+// sum of the exponentials; `high` gets the maximum. Capped scores have been scaled: `scale` is 1.
 INLINE float softmax_row(float* x, long from, long to, long query, long first, float scale, value* p, float& high) {
     for (long j = query + 1; j < to; j++) x[j - from] = MINUS_INF;
     for (long j = from; j < first; j++) x[j - from] = MINUS_INF;
@@ -46,7 +46,8 @@ INLINE float softmax_row(float* x, long from, long to, long query, long first, f
 APART void softmax_rows(const Shape s, const Head head, long q, long n, long from, long to, const QueryRows m, float* inverse,
                         float* lse) {
     const long ld = s.stride();
-    const float scale = s.scale();
+    const float scale = s.softmax_scale();
+    if (s.cap) cap_scores(s, m.scores, n, to - from);
     for (long r = 0; r < n; r++) {
         float high;
         const long first = head.first(s, q + r);
@@ -89,12 +90,12 @@ void attend(const Shape s, const Head head, long q, long n, const packed* keys, 
 
 extern "C" {
 
-// out [B T, H E] and lse [B, H, T] (f32; the log of the sum of exponentials of the scaled scores). scratch:
-// slm_attention_scratch items. Returns 0, or 1 where memory ran out.
+// out [B T, H E] and lse [B, H, T] (f32; the log of the sum of exponentials of the scaled scores). cap: scaled scores x
+// become cap tanh(x / cap); 0: they stay. scratch: slm_attention_scratch items. Returns 0, or 1 where memory ran out.
 int slm_attention_forward(const value* qkv, long B, long T, long H, long K, long E, long R, const float* cos, const float* sin,
-                          const float* q_norm, const float* k_norm, float eps, const int32_t* starts, value* out, float* lse,
-                          packed* scratch) {
-    const Shape s{B, T, H, K, E, R, cos, sin, q_norm, k_norm, eps, starts};
+                          const float* q_norm, const float* k_norm, float eps, float cap, const int32_t* starts, value* out,
+                          float* lse, packed* scratch) {
+    const Shape s{B, T, H, K, E, R, cos, sin, q_norm, k_norm, eps, cap, starts};
     const long size = s.panels(), blocks = ceil_div(T, QUERY_BLOCK);
     std::atomic<bool> failed{false};
     in_parallel([&](Share& share) {

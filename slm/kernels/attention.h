@@ -29,6 +29,7 @@ struct Shape {
     const float *cos, *sin;            // [T, R]; both halves of a row are equal
     const float *q_norm, *k_norm;      // [E] or null
     float eps;
+    float cap;                         // scores x become cap tanh(x / cap); 0: they stay
     const int32_t* starts;             // [B, T]: the first position each one sees, or null
 
     long width() const { return (H + 2 * K) * E; }
@@ -36,6 +37,8 @@ struct Shape {
     // Values from one row of scores to the next: rows 2^n bytes apart would share one set of the first cache.
     long stride() const { return padded() + SCORES_APART; }
     float scale() const { return 1.0f / std::sqrt((float)E); }
+    // What the softmax multiplies scores by: capped ones are scaled already.
+    float softmax_scale() const { return cap ? 1.0f : scale(); }
     // Packed items of one head's positions.
     long panels() const { return padded() * E / PAIR; }
 };
@@ -98,6 +101,16 @@ inline void rotated_rows(const Shape& s, const value* x, const float* norm, valu
         if (scales) scales[t] = scale;
     }
     memset(out + s.T * s.E, 0, (s.padded() - s.T) * s.E * sizeof(value));
+}
+
+// n rows of `span` scores, scaled and capped in place (soft-capping, Gemma 2).
+APART inline void cap_scores(const Shape s, float* scores, long n, long span) {
+    const float into = s.scale() / s.cap;
+    for (long r = 0; r < n; r++)
+        for (long j = 0; j < span; j += LANES) {
+            float* at = scores + r * s.stride() + j;
+            store_f32(at, tanh_of(load_f32(at) * into) * s.cap);
+        }
 }
 
 // Values as columns: [E panel][padded / PAIR][NR], for products that reduce over positions.

@@ -123,16 +123,19 @@ INLINE lanes where_seen(lanes x, long query, long key, const int32_t* first) {
 // the probabilities stay in f32: what is left of them beside `delta` may be little.
 APART void score_gradients(const Shape s, long k, long n, long row, long from, long span, const HeadMemory m) {
     const long ld = s.stride();
-    const float scale = s.scale(), scale2 = scale * LOG2_E;
+    const float scale = s.scale(), scale2 = s.softmax_scale() * LOG2_E;
+    const float share = s.cap ? 1.0f / s.cap : 0.0f;
+    if (s.cap) cap_scores(s, m.s_rows, n, span);
     for (long r = 0; r < n; r += PAIR)
         for (long j = 0; j < span; j += LANES) {
             const long query = from + j;
             lanes ds[PAIR] = {};
             for (long i = 0; i < PAIR && r + i < n; i++) {
                 const long at = (r + i) * ld + j;
-                const lanes power = exp2_of(load_f32(m.s_rows + at) * scale2 - load_f32(m.log_sums + query));
+                const lanes score = load_f32(m.s_rows + at), tanh = score * share;
+                const lanes power = exp2_of(score * scale2 - load_f32(m.log_sums + query));
                 const lanes p = where_seen(power, query, k + r + i, s.starts ? m.first + query : nullptr);
-                ds[i] = p * scale * (load_f32(m.dp_rows + at) - load_f32(m.delta + query));
+                ds[i] = p * (scale - tanh * tanh * scale) * (load_f32(m.dp_rows + at) - load_f32(m.delta + query));
                 store_value(m.p_rows + at, p);
                 if (PAIR > 1) store_value(m.ds_rows + at, ds[i]);
             }
@@ -213,9 +216,10 @@ extern "C" {
 // heads: slm_attention_backward_scratch f32 values, [B, H, 2, padded T, E]: keys' and values' gradients of each query head.
 // norms: [B, H, 2, E]. Returns 0, or 1 where memory ran out.
 int slm_attention_backward(const value* qkv, long B, long T, long H, long K, long E, long R, const float* cos, const float* sin,
-                           const float* q_norm, const float* k_norm, float eps, const int32_t* starts, const value* out,
-                           const float* lse, const value* dout, value* dqkv, float* d_norms, float* heads, float* norms) {
-    const Shape s{B, T, H, K, E, R, cos, sin, q_norm, k_norm, eps, starts};
+                           const float* q_norm, const float* k_norm, float eps, float cap, const int32_t* starts,
+                           const value* out, const float* lse, const value* dout, value* dqkv, float* d_norms, float* heads,
+                           float* norms) {
+    const Shape s{B, T, H, K, E, R, cos, sin, q_norm, k_norm, eps, cap, starts};
     const long width = s.width(), size = s.padded() * E;
     std::atomic<bool> failed{false};
     memset(norms, 0, B * H * 2 * E * sizeof(float));

@@ -28,11 +28,11 @@ ARGUMENTS = {
         "scratch:unit:K.slm_weight_gradient_scratch(m,n,k)"
     ),
     "slm_attention_forward": (
-        "qkv:act:B*T*(H+2*G)*E B T H G E R cos:f32:T*R sin:f32:T*R q_norm?:f32:E k_norm?:f32:E eps starts?:i32:B*T "
+        "qkv:act:B*T*(H+2*G)*E B T H G E R cos:f32:T*R sin:f32:T*R q_norm?:f32:E k_norm?:f32:E eps cap starts?:i32:B*T "
         "out:act:B*T*H*E lse:f32:B*H*T scratch:unit:K.slm_attention_scratch(B,T,G,E)"
     ),
     "slm_attention_backward": (
-        "qkv:act:B*T*(H+2*G)*E B T H G E R cos:f32:T*R sin:f32:T*R q_norm?:f32:E k_norm?:f32:E eps starts?:i32:B*T "
+        "qkv:act:B*T*(H+2*G)*E B T H G E R cos:f32:T*R sin:f32:T*R q_norm?:f32:E k_norm?:f32:E eps cap starts?:i32:B*T "
         "out:act:B*T*H*E lse:f32:B*H*T dout:act:B*T*H*E dqkv:act:B*T*(H+2*G)*E d_norms:f32:2*E "
         "heads:f32:K.slm_attention_backward_scratch(B,T,H,E) norms:f32:B*H*2*E"
     ),
@@ -49,8 +49,8 @@ ARGUMENTS = {
     "slm_embed": "table:f32:d ids:i64:m m d out:act:m*d",
     "slm_embed_backward": "dx:act:m*d ids:i64:m m d grad:f32:d",
     "slm_cross_entropy": (
-        "x:act:m*d m d B:unit:v*d//U v offsets?:f32:v targets:i64:m scale keep "
-        "logits:act:(m if keep else min(m,K.slm_cross_entropy_rows()))*v losses:f32:m"
+        "x:act:m*d m d B:unit:v*d//U v cap offsets?:f32:v targets:i64:m scale keep "
+        "logits:act:(m if keep else min(m,K.slm_cross_entropy_rows()))*v slopes?:act:m*v losses:f32:m"
     ),
     "slm_head_backward": "dlogits:act:m*v m v B:unit:v*d//U d dx:act:m*d",
     "slm_adamw": "tensors:i64:5*count count numbers:f32:1",

@@ -159,7 +159,8 @@ def attention_arguments(work: Workspace, index: int) -> tuple[Any, ...]:
     # A factor of the queries is a factor of their norm's gain; without such a norm their rotation has it.
     norms = (attention.q_norm.gain * c.query_factor, attention.k_norm.gain) if work.head_norms else (None, None)
     rope_TR, starts_BT = work.rope_and_starts(index)
-    return (*work.shape, c.n_heads, c.n_kv_heads, c.head_dim, c.rotated, *rope_TR, *norms, c.norm_eps, starts_BT)
+    heads = (c.n_heads, c.n_kv_heads, c.head_dim, c.rotated)
+    return (*work.shape, *heads, *rope_TR, *norms, c.norm_eps, c.attention_cap or 0.0, starts_BT)
 
 
 def norm_wide(work: Workspace, index: int, s: Activations) -> None:

@@ -63,8 +63,9 @@ class Head:
     def softmax_gradient(
         self, h_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
     ) -> Tensor:
-        """``scale`` times (softmax - one-hot) of the logits of normed hidden states, [N, V], zeros where not scored;
-        valid until the next call. ``words_V`` and ``offsets_V``: as in ``HeadPass``."""
+        """``scale`` times (softmax - one-hot) of the logits of normed hidden states, [N, V], zeros where not scored:
+        their gradient (where they are soft-capped, that in the capped ones). Valid until the next call. ``words_V`` and
+        ``offsets_V``: as in ``HeadPass``."""
         packed = self._packed if words_V is None else self._some(words_V)
         logits = self._work.room("logits", len(h_ND), packed.rows)
         self._cross_entropy(h_ND, targets_N, logits, scale, packed, offsets_V)
@@ -102,19 +103,23 @@ class Head:
         """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
         packed = self._packed if asked.words is None else self._some(asked.words)
         work, (N, D), V = self._work, h_ND.shape, packed.rows
-        at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // V))
+        cap = work.config.logit_cap
+        at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // (2 * V if cap else V)))
         logits = work.room("logits", at_once, V)
+        slopes = work.room("slopes", at_once, V) if cap else None
         nats = 0.0
         for start in range(0, N, at_once):
             part = slice(start, min(N, start + at_once))
             rows = part.stop - start
             scale = 1.0 if isinstance(asked.weights, Tensor) else asked.weights
-            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed, asked.offsets)
+            losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed, asked.offsets, slopes)
             nats += losses_R.sum(dtype=torch.float64).item()
             if isinstance(asked.weights, Tensor):
                 logits[:rows] *= asked.weights[part, None]
             if asked.soften:
                 asked.soften(logits[:rows], losses_R, part)
+            if slopes is not None:
+                logits[:rows] *= slopes[:rows]
             self._kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part])
             add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0], self._kernels)
         if asked.words is not None and packed.weights[0].grad is not None:
@@ -138,12 +143,15 @@ class Head:
         scale: float | None,
         packed: PackedWeights,
         offsets_V: Tensor | None,
+        slopes: Tensor | None = None,
     ) -> Tensor:
-        """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V]."""
+        """Losses [N]; with ``scale`` the logits become scale times their gradient, [N, V]. Where they are soft-capped,
+        that is the gradient in the capped ones, and ``slopes`` [N, V] gets the derivatives of these."""
         (N, D), V = h_ND.shape, packed.rows
         losses_N = torch.empty(N)
         weights, keep = packed.layout("forward"), int(scale is not None)
         self._kernels.slm_cross_entropy(
-            h_ND, N, D, weights, V, offsets_V, targets_N, scale or 0.0, keep, logits, losses_N
+            *(h_ND, N, D, weights, V, self._work.config.logit_cap or 0.0),
+            *(offsets_V, targets_N, scale or 0.0, keep, logits, slopes, losses_N),
         )
         return losses_N

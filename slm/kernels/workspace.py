@@ -128,13 +128,15 @@ class Workspace:
             self._again = {
                 kind: Activations(self.model, self.shape, n_rows, "none", dtype, is_conv=kind) for kind in again
             }
-            self._rope_TR = rope_tables(self.config, 0, T)
-            if not self.head_norms and self.config.query_factor != 1.0:  # half of it for queries, half for keys
-                cos_TR, sin_TR = self._rope_TR
-                half = math.sqrt(self.config.query_factor)
-                self._rope_TR = cos_TR * half, sin_TR * half
+            # A factor of the queries: half of it for queries, half for keys.
+            half = 1.0 if self.head_norms else math.sqrt(self.config.query_factor)
+
+            def tables(*, local: bool) -> tuple[Tensor, Tensor]:
+                cos_TR, sin_TR = rope_tables(self.config, 0, T, local=local)
+                return (cos_TR, sin_TR) if half == 1.0 else (cos_TR * half, sin_TR * half)
+
+            self._rope_TR, self._local_rope_TR = tables(local=False), tables(local=True)
             self._no_rope_TR = no_rotation(self._rope_TR[0])
-            self._local_rope_TR = rope_tables(self.config, 0, T, local=True)
         self._starts_BT = None if starts_BT is None else starts_BT.to(torch.int32).contiguous()
         local_BT = local_starts(self.config, torch.Size((B, T)), self._starts_BT)
         self._local_starts_BT = None if local_BT is None else local_BT.contiguous()

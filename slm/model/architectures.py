@@ -9,7 +9,9 @@ Tested in tests/slm/model/test_architectures.py.
 from dataclasses import dataclass
 from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2", "phi3"]
+Architecture = Literal[
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3", "lfm2", "smollm3", "granite", "exaone4", "olmo2", "phi3"
+]
 """llama.cpp's names (``general.architecture``)."""
 
 
@@ -66,6 +68,8 @@ class Traits:
     """One matrix makes queries, keys and values, and one gate and up."""
     long_rope: bool = False
     """RoPE may turn the first values of a head alone, and may be scaled as LongRoPE, but in no other way."""
+    soft_caps: bool = False
+    """Attention's scores and the logits are soft-capped: x becomes cap * tanh(x / cap)."""
     short_conv: bool = False
     """Some layers have a gated short convolution in place of attention."""
     linear_layers: tuple[str, ...] = LINEAR_LAYERS
@@ -85,6 +89,20 @@ TRAITS: dict[Architecture, Traits] = {
     ),
     "qwen2": Traits(hf_class="Qwen2ForCausalLM", hf_type="qwen2", qkv_bias=True),
     "qwen3": Traits(hf_class="Qwen3ForCausalLM", hf_type="qwen3", head_dim=128, qk_norm=True),
+    "gemma2": Traits(
+        hf_class="Gemma2ForCausalLM",
+        hf_type="gemma2",
+        head_dim=256,
+        tied=True,
+        post_norms=True,
+        norm_offset=1.0,
+        activation="gelu_tanh",
+        scaled_embedding=True,
+        sliding_window=True,
+        sliding_pattern=2,
+        query_scalar=True,
+        soft_caps=True,
+    ),
     "gemma3": Traits(
         hf_class="Gemma3ForCausalLM",
         hf_type="gemma3_text",
@@ -139,7 +157,6 @@ TRAITS: dict[Architecture, Traits] = {
 }
 
 LEFT_OUT = {
-    "Gemma2ForCausalLM": "it caps attention's logits and the head's (soft-capping), which the training kernels do not",
     "Gemma4ForConditionalGeneration": "it has an embedding for each layer, and layers that share keys and values",
     "Gemma4ForCausalLM": "it has an embedding for each layer, and layers that share keys and values",
     "Qwen3_5ForCausalLM": "three of four of its layers have a gated delta rule in place of attention",

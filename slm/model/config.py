@@ -12,6 +12,10 @@ from slm.model.rope import LONG, SHORT, number, read_scaling
 
 WIDTH_MULTIPLE = 256
 """K-quants store rows in super-blocks of 256 values; other widths silently fall back to larger types."""
+ATTENTION_CAP, LOGIT_CAP = 50.0, 30.0
+"""Gemma 2: what attention's scores and the logits are soft-capped at where nothing else is said, as in llama.cpp."""
+GEMMA2_27B_LAYERS = 46
+"""llama.cpp takes a Gemma 2 with this number of layers for the 27B, and divides its attention's logits otherwise."""
 ROPE_PATTERN = 4
 """SmolLM3: every layer with a multiple of this number has no rotary positions. llama.cpp knows no other pattern."""
 _LOCAL, _GLOBAL, _CONV = "sliding_attention", "full_attention", "conv"
@@ -49,14 +53,20 @@ class ModelConfig:
     rotary_dim: int | None = None
     """phi3: values of a head that RoPE turns, the first ones; None: all."""
     sliding_window: int | None = None
-    """gemma3, olmo2: positions that a local layer sees, the position itself included; None: no layer is local (an olmo2
-    is then an OLMo 2, else an OLMo 3)."""
+    """gemma2, gemma3, olmo2: positions that a local layer sees, the position itself included; None: no layer is local
+    (an olmo2 is then an OLMo 2, else an OLMo 3)."""
     local_layers: tuple[bool, ...] = ()
-    """gemma3, olmo2: which layers are local; empty: all but every sixth one (gemma3), or every fourth one (olmo2)."""
+    """gemma2, gemma3, olmo2: which layers are local; empty: all but every second (gemma2), sixth (gemma3) or fourth one
+    (olmo2)."""
     local_rope_theta: float = 10_000.0
-    """gemma3: ``rope_theta`` of local layers."""
+    """gemma3: ``rope_theta`` of local layers; other architectures have one for all layers."""
     query_scalar: float | None = None
-    """gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of head_dim."""
+    """gemma2, gemma3: attention's logits are divided by the root of this (``query_pre_attn_scalar``); None: of
+    head_dim."""
+    attention_cap: float | None = None
+    """gemma2: attention's scores are soft-capped at this (``attn_logit_softcapping``); None: at 50; 0: they are not."""
+    logit_cap: float | None = None
+    """gemma2: the logits are soft-capped at this (``final_logit_softcapping``); None: at 30; 0: they are not."""
     rope_layers: tuple[bool, ...] = ()
     """smollm3: which layers have rotary positions; empty: all but every fourth one."""
     embedding_multiplier: float = 1.0
@@ -108,6 +118,7 @@ class ModelConfig:
             raise UserError(f"a {self.arch} model has no sliding window: leave it out")
         if self.query_scalar is not None and not self.traits.query_scalar:
             raise UserError(f"a {self.arch} model has no query_scalar: leave it out")
+        self._complete_soft_caps()
         if self.traits.short_conv:
             self._complete_short_conv()
         elif self.conv_layers or self.conv_width != _CONV_WIDTH:
@@ -150,6 +161,22 @@ class ModelConfig:
                     f"{self.rotated // 2} pairs of values that are rotated: download config.json again"
                 )
 
+    def _complete_soft_caps(self) -> None:
+        if self.traits.soft_caps and not self.tie_embeddings:
+            raise UserError(
+                f"a {self.arch} model has no separate head, and llama.cpp no place for one: set "
+                "model.tie_embeddings=true (tie_word_embeddings in config.json)"
+            )
+        for name, usual in (("attention_cap", ATTENTION_CAP), ("logit_cap", LOGIT_CAP)):
+            value = getattr(self, name)
+            if not self.traits.soft_caps:
+                if value is not None:
+                    raise UserError(f"a {self.arch} model has no {name}: leave it out")
+            elif value is None:
+                object.__setattr__(self, name, usual)
+            elif value < 0:
+                raise UserError(f"model.{name} must be at least 0, not {value}")
+
     def _check_multipliers(self) -> None:
         for name in MULTIPLIERS:
             value = getattr(self, name)
@@ -175,8 +202,9 @@ class ModelConfig:
         object.__setattr__(self, "conv_layers", layers)
 
     def _complete_sliding_window(self) -> None:
-        local_base = self.traits.local_rope
-        if local_base and self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
+        if not self.traits.local_rope:
+            self._give_all_layers_one_rope()
+        elif self.rope_scaling and self.rope_scaling["rope_type"] != "linear":
             raise UserError(f"in a {self.arch} model only rope scaling of type 'linear' is supported, and plain RoPE")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise UserError(f"model.sliding_window must be at least 1, not {self.sliding_window}")
@@ -187,12 +215,17 @@ class ModelConfig:
             layers = (False,) * self.n_layers
             object.__setattr__(self, "sliding_window", None)
         object.__setattr__(self, "local_layers", layers)
-        if not local_base:
-            object.__setattr__(self, "local_rope_theta", self.rope_theta)
         if self.query_scalar is not None and self.query_scalar <= 0:
             raise UserError(f"model.query_scalar must be above 0, not {self.query_scalar}")
         if self.query_scalar == self.head_dim:
             object.__setattr__(self, "query_scalar", None)
+
+    def _give_all_layers_one_rope(self) -> None:
+        if self.arch == "gemma2" and self.rope_scaling:
+            raise UserError(f"rope scaling in a {self.arch} model is not supported; plain RoPE is")
+        if self.local_rope_theta not in (self.rope_theta, type(self).local_rope_theta):
+            raise UserError(f"a {self.arch} model has one rope_theta: leave model.local_rope_theta out")
+        object.__setattr__(self, "local_rope_theta", self.rope_theta)
 
     @property
     def traits(self) -> Traits:
@@ -257,10 +290,18 @@ class ModelConfig:
 
     def check_runs_in_llama_cpp(self) -> None:
         """UserError where llama.cpp would compute something else than the checkpoint, or nothing at all."""
-        if self.query_scalar is not None:
+        divisor, name = self.head_dim, "head_dim"
+        if self.arch == "gemma2" and self.n_layers == GEMMA2_27B_LAYERS:
+            divisor, name = self.d_model // self.n_heads, f"d_model / n_heads (in a gemma2 of {self.n_layers} layers)"
+        if self.traits.query_scalar and (self.query_scalar or self.head_dim) != divisor:
             raise UserError(
-                f"query_pre_attn_scalar={self.query_scalar:g} cannot be exported: llama.cpp divides attention's logits "
-                f"by the root of head_dim={self.head_dim}, and a GGUF has no place for another number"
+                f"query_pre_attn_scalar={self.query_scalar or self.head_dim:g} cannot be exported: llama.cpp divides "
+                f"attention's logits by the root of {name}={divisor}, and a GGUF has no place for another number"
+            )
+        if self.traits.soft_caps and not (self.attention_cap and self.logit_cap):
+            raise UserError(
+                f"a {self.arch} model without soft-caps does not run in llama.cpp: set model.attention_cap and "
+                "model.logit_cap (attn_logit_softcapping and final_logit_softcapping in config.json)"
             )
         if self.rope_layers and self.rope_layers != every_nth_global(self.n_layers, ROPE_PATTERN):
             raise UserError(
@@ -382,10 +423,10 @@ class ModelConfig:
         default_theta = 2_000_000.0 if traits.nope else 500_000.0 if name == OLMO3 else default_theta
         theta = float(rope.get("rope_theta") or config.get("rope_theta") or default_theta)
         local: dict[str, Any] = {}
-        if traits.local_rope or name == OLMO3:
+        if traits.sliding_window and (arch != "olmo2" or name == OLMO3):  # an OLMo 2 has none, whatever its file names
             local = {
                 "sliding_window": config.get("sliding_window", 4096),
-                "local_layers": _local_layers(config, traits.sliding_pattern),
+                "local_layers": _local_layers(config, traits),
             }
         local_theta = local_rope.get("rope_theta")
         if traits.local_rope:
@@ -397,6 +438,9 @@ class ModelConfig:
             )
         if traits.query_scalar:
             local["query_scalar"] = config.get("query_pre_attn_scalar", 256)
+        if traits.soft_caps:  # null: they are not capped
+            local["attention_cap"] = config.get("attn_logit_softcapping", ATTENTION_CAP) or 0.0
+            local["logit_cap"] = config.get("final_logit_softcapping", LOGIT_CAP) or 0.0
         if traits.short_conv:
             local = {"conv_layers": _conv_layers(config), "conv_width": config.get("conv_L_cache", _CONV_WIDTH)}
         if traits.nope:
@@ -524,9 +568,9 @@ class ModelConfig:
             "sliding_window": self.sliding_window
             or self.seq_len,  # transformers wants one where no layer is local, too
             "layer_types": self._layer_types(),
-            "rope_local_base_freq": self.local_rope_theta,  # transformers 4
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
+            **({"rope_local_base_freq": self.local_rope_theta} if self.traits.local_rope else {}),  # transformers 4
+            "attn_logit_softcapping": self.attention_cap or None,
+            "final_logit_softcapping": self.logit_cap or None,
             "use_bidirectional_attention": False,
             "pad_token_id": None,
         }
@@ -543,11 +587,11 @@ def every_nth_global(n_layers: int, pattern: int) -> tuple[bool, ...]:
     return tuple((layer + 1) % pattern != 0 for layer in range(n_layers))
 
 
-def _local_layers(config: dict[str, Any], usual: int) -> tuple[bool, ...]:
+def _local_layers(config: dict[str, Any], traits: Traits) -> tuple[bool, ...]:
     """``layer_types`` of a config.json, or what an older one says in a number."""
     if types := config.get("layer_types"):
         return tuple(each == _LOCAL for each in types)
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or usual
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or traits.sliding_pattern
     return every_nth_global(config["num_hidden_layers"], pattern)
 
 
@@ -610,7 +654,8 @@ def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     local = config.get("layer_types") is None or _LOCAL in config["layer_types"]
     if traits.hf_type == "exaone4" and local and (window := config.get("sliding_window", 4096)):
         raise UserError(f"sliding_window={window} in an EXAONE 4's config.json is not supported: its 1.2B has none")
-    for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
+    caps = () if traits.soft_caps else ("attn_logit_softcapping", "final_logit_softcapping")
+    for key in (*caps, "use_bidirectional_attention"):
         if config.get(key):
             raise UserError(f"{key}={config[key]} in config.json is not supported")
 

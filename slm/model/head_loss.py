@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED
+from slm.model.cross_entropy import CHUNK_LOGITS, IGNORED, soft_cap_slope, soft_capped
 
 Soften = Callable[[Tensor, Tensor, slice], None]
 
@@ -35,7 +35,7 @@ class HeadPass:
     """The ids with logits, int64 [V], each once; targets are then places among them. None: all of the
     vocabulary."""
     offsets: Tensor | None = None
-    """What every position's logits grow by before the softmax, f32 [V]."""
+    """What every position's logits grow by before the softmax (and after any soft-cap), f32 [V]."""
 
 
 class HeadLoss(Protocol):
@@ -47,38 +47,49 @@ class HeadLoss(Protocol):
         ...
 
 
-def head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[Tensor, Tensor]:
+def head_gradients(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """The gradients of a loss in the final hidden states, like ``x_ND``, and in the head's weights, f32 [V, D].
 
-    Products are in the precision of ``x_ND``, what is between them in f32. Nothing of it is seen by autograd.
+    ``cap``: the logits are soft-capped at it. Products are in the precision of ``x_ND``, what is between them in f32.
+    Nothing of it is seen by autograd.
     """
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        return _head_gradients(x_ND.detach(), weight_VD.detach(), targets_N, head)
+        return _head_gradients(x_ND.detach(), weight_VD.detach(), targets_N, head, cap)
 
 
-def _head_gradients(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss) -> tuple[Tensor, Tensor]:
+def _head_gradients(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, cap: float | None
+) -> tuple[Tensor, Tensor]:
     all_VD = weight_VD.to(x_ND.dtype)
     dx_ND, dweight_VD = torch.empty_like(x_ND), torch.zeros_like(weight_VD)
     rows = max(1, CHUNK_LOGITS // len(weight_VD))
     chunks = [slice(start, min(len(x_ND), start + rows)) for start in range(0, len(x_ND), rows)]
 
-    def logits_and_losses(h_ND: Tensor, part: slice, low_VD: Tensor, offsets_V: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits_RV = F.linear(h_ND[part], low_VD).float()
-        if offsets_V is not None:
-            logits_RV += offsets_V
-        return logits_RV, F.cross_entropy(logits_RV, targets_N[part], ignore_index=IGNORED, reduction="none")
+    def logits(part: slice, low_VD: Tensor) -> Tensor:
+        return soft_capped(F.linear(x_ND[part], low_VD).float(), cap)
+
+    def losses_of(logits_RV: Tensor, part: slice) -> Tensor:
+        return F.cross_entropy(logits_RV, targets_N[part], ignore_index=IGNORED, reduction="none")
 
     def losses() -> Tensor:
-        return torch.cat([logits_and_losses(x_ND, part, all_VD, None)[1] for part in chunks])
+        return torch.cat([losses_of(logits(part, all_VD), part) for part in chunks])
 
     asked = head.over_logits(losses)
     low_VD = all_VD if asked.words is None else all_VD[asked.words]
     for part in chunks:
-        logits_RV, losses_R = logits_and_losses(x_ND, part, low_VD, asked.offsets)
+        logits_RV = logits(part, low_VD)
+        slopes_RV = soft_cap_slope(logits_RV, cap) if cap else None
+        if asked.offsets is not None:
+            logits_RV += asked.offsets
+        losses_R = losses_of(logits_RV, part)
         weights = asked.weights[part] if isinstance(asked.weights, Tensor) else asked.weights
         dlogits_RV = softmax_gradient(logits_RV, targets_N[part], weights)
         if asked.soften:
             asked.soften(dlogits_RV, losses_R, part)
+        if slopes_RV is not None:
+            dlogits_RV *= slopes_RV
         low_RV = dlogits_RV.to(x_ND.dtype)
         dx_ND[part] = low_RV @ low_VD
         gradient_VD = low_RV.T @ x_ND[part]

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slm.data.errors import UserError
 from slm.model.config import InitConfig, ModelConfig
-from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy
+from slm.model.cross_entropy import chunk_gradients, cross_entropy, linear_cross_entropy, soft_capped
 from slm.model.initialization import CLASSIC, initialize
 from slm.model.layers.held import product, whole
 from slm.model.layers.joined import JoinedLayer
@@ -129,11 +129,16 @@ class LanguageModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of final hidden states [..., D]."""
-        return product(hidden, self.head)
+        return self.capped(product(hidden, self.head))
+
+    def capped(self, products: Tensor) -> Tensor:
+        """Logits of the products of final hidden states with the head: soft-capped where the architecture does that."""
+        return soft_capped(products, self.config.logit_cap)
 
     def loss(self, ids_BT: Tensor, targets_BT: Tensor, starts_BT: Tensor | None = None) -> Tensor:
         """Mean cross-entropy in nats per scored target (targets of -100 are not scored): a scalar, f32."""
-        return self._cross_entropy(self.hidden_states(ids_BT, starts_BT=starts_BT), self.head_weight_VD, targets_BT)
+        x_BTD = self.hidden_states(ids_BT, starts_BT=starts_BT)
+        return self._cross_entropy(x_BTD, self.head_weight_VD, targets_BT, self.config.logit_cap)
 
     def new_cache(self, length: int = 0) -> list[LayerCache]:
         """An empty cache to pass to successive calls that continue one batch of sequences. ``length``: the positions
@@ -149,8 +154,8 @@ class LanguageModel(nn.Module):
             layer.compile(dynamic=False)
         compiled = torch.compile(chunk_gradients, dynamic=False)
 
-        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Tensor:
-            return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled)
+        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, cap: float | None) -> Tensor:
+            return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled, cap)
 
         self._cross_entropy = chunked
 

@@ -64,6 +64,7 @@ LONG_ROPE = {
     "long_factor": [1.0, 1.2, 2.0, 4.0, 9.0, 20.0, 40.0, 64.0],
 }  # fmt: skip
 GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers": 4}
+GEMMA2 = {"arch": "gemma2", "tie_embeddings": True}
 
 
 @pytest.mark.parametrize(
@@ -83,10 +84,13 @@ GEMMA = {"arch": "gemma3", "tie_embeddings": True, "rope_theta": 1e6, "n_layers"
         {"arch": "phi3", "tie_embeddings": False},
         {"arch": "phi3", "tie_embeddings": True, "n_layers": 3, "rotary_dim": 16, "rope_scaling": LONG_ROPE},
         {"arch": "olmo2", "n_layers": 4, "sliding_window": 40, "rope_theta": 5e5, "rope_scaling": YARN},
+        GEMMA2 | {"sliding_window": 40, "attention_cap": 4.0, "logit_cap": 6.0},
+        GEMMA2 | {"local_layers": (False, True), "sliding_window": 24, "n_kv_heads": 1},
+        GEMMA2 | {"sliding_window": None},
     ],
 )
 def test_every_shape_gives_the_checkpoints_logits(tmp_path, monkeypatch, changes):
-    if changes["arch"] == "gemma3":
+    if changes["arch"] in ("gemma2", "gemma3"):
         monkeypatch.setattr(F, "gelu", ggmls_gelu)
     root = tiny.run(tmp_path / "run", **({"d_model": 96, "n_heads": 4, "head_dim": 24, "ffn_dim": 160} | changes))
     record = export(ExportConfig(threads=1, run=root, quant=["f32", "f16", "bf16"]))
@@ -115,7 +119,8 @@ def ggmls_gelu(x: torch.Tensor, approximate: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("arch", "tie"), [("Llama", False), ("Qwen3", True), ("Qwen2", True), ("Gemma3Text", True), ("Lfm2", True)]
+    ("arch", "tie"),
+    [("Llama", False), ("Qwen3", True), ("Qwen2", True), ("Gemma2", True), ("Gemma3Text", True), ("Lfm2", True)],
 )
 def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
     """GQA and a width that is no multiple of 256: exports, quantizes with the warning, and loads."""
@@ -126,7 +131,7 @@ def test_a_model_saved_by_transformers(tmp_path, capsys, arch, tie):
         vocab_size=words.vocab_size, hidden_size=96, intermediate_size=160, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, head_dim=24, max_position_embeddings=128,
         tie_word_embeddings=tie, bos_token_id=words.eot_id, eos_token_id=words.eot_id, pad_token_id=None,
-        **({"query_pre_attn_scalar": 24, "sliding_window": 40} if arch == "Gemma3Text" else {}),
+        **({"query_pre_attn_scalar": 24, "sliding_window": 40} if arch.startswith("Gemma") else {}),
         **({"layer_types": ["conv", "full_attention"]} if arch == "Lfm2" else {}),
     )  # fmt: skip
     torch.manual_seed(0)

@@ -25,15 +25,16 @@ void slm_rmsnorm_backward(const float*, const float*, const float*, const float*
                           float*);
 long slm_rmsnorm_backward_scratch(long);
 void slm_head_backward(const float*, long, long, const float*, long, float*);
-void slm_cross_entropy(const float*, long, long, const float*, long, const float*, const int64_t*, float, int, float*, float*);
+void slm_cross_entropy(const float*, long, long, const float*, long, float, const float*, const int64_t*, float, int, float*,
+                       float*, float*);
 void slm_adamw(const void*, long, const void*);
 double slm_sum_of_squares(const void*, long);
 long slm_attention_scratch(long, long, long, long);
 long slm_attention_backward_scratch(long, long, long, long);
 int slm_attention_forward(const float*, long, long, long, long, long, long, const float*, const float*, const float*, const float*,
-                          float, const int32_t*, float*, float*, float*);
+                          float, float, const int32_t*, float*, float*, float*);
 int slm_attention_backward(const float*, long, long, long, long, long, long, const float*, const float*, const float*, const float*,
-                           float, const int32_t*, const float*, const float*, const float*, float*, float*, float*, float*);
+                           float, float, const int32_t*, const float*, const float*, const float*, float*, float*, float*, float*);
 }
 
 using Floats = std::vector<float>;
@@ -55,6 +56,8 @@ static int turn = 0;                // 0: next to plain loops; then with other n
 static std::vector<Floats> before;  // results of turn 0
 static size_t results = 0;          // so far, in this turn
 
+static const char* kind = "";  // follows the names of what is compared
+
 // `plain()` gives what `ours` should be. `all` is what does not depend on the number of threads, where that is more.
 template <class Plain>
 static void compare(const char* name, const Floats& ours, const Plain& plain, const Floats& all = {}) {
@@ -62,7 +65,7 @@ static void compare(const char* name, const Floats& ours, const Plain& plain, co
     if (turn) {
         const Floats& first = before[results++];
         if (memcmp(bits.data(), first.data(), bits.size() * sizeof(float))) {
-            printf("%s depends on the number of threads\n", name);
+            printf("%s%s depends on the number of threads\n", name, kind);
             failed = true;
         }
         return;
@@ -76,7 +79,7 @@ static void compare(const char* name, const Floats& ours, const Plain& plain, co
     }
     const double error = std::sqrt(apart / size);
     const bool right = error < 1e-5 && ours.size() == theirs.size();  // false for NaN
-    printf("%s %.1e%s\n", name, error, right ? "" : " WRONG");
+    printf("%s%s %.1e%s\n", name, kind, error, right ? "" : " WRONG");
     failed |= !right;
 }
 
@@ -98,11 +101,13 @@ static Doubles turned(const Floats& w, long rows, long columns) {
 }
 
 static void functions() {
-    Floats powers, sigmoids;
+    Floats powers, sigmoids, tanhs;
     for (double x = -126; x < 127; x += 0.37) powers.push_back((float)(exp2_of(all((float)x))[W - 1] / std::exp2((double)(float)x)));
     for (double x = -87; x < 95; x += 0.37) sigmoids.push_back((float)(sigmoid(all((float)x))[0] * (1 + std::exp(-(double)(float)x))));
+    for (double x = -12; x < 12; x += 0.0037) tanhs.push_back((float)(tanh_of(all((float)x))[0] / std::tanh((double)(float)x)));
     compare("2^x, relative", powers, [&] { return Doubles(powers.size(), 1.0); });
     compare("sigmoid, relative", sigmoids, [&] { return Doubles(sigmoids.size(), 1.0); });
+    compare("tanh, relative", tanhs, [&] { return Doubles(tanhs.size(), 1.0); });
     Floats lanes(W), found;
     for (long i = 0; i < W; i++) lanes[i] = (float)(i * 7 % W) - 1.5f;
     const float low = -std::numeric_limits<float>::infinity();
@@ -237,15 +242,24 @@ static void norm() {
     });
 }
 
-static void head() {
+static void head(float cap) {
     const long m = LOSS_ROWS + 3, d = 32, v = 4 * NR;
     Floats x = numbers(m * d), w = numbers(v * d), packed(v * d), offsets = numbers(v), logits(m * v), losses(m), again(m), rows(LOSS_ROWS * v);
+    Floats slopes(cap ? m * v : 0);
+    float* bends = cap ? slopes.data() : nullptr;
     std::vector<int64_t> targets(m);
     for (long i = 0; i < m; i++) targets[i] = i == 2 ? -1 : i * 5 % v;
     slm_pack_forward(w.data(), v, d, packed.data(), 0);
-    slm_cross_entropy(x.data(), m, d, packed.data(), v, offsets.data(), targets.data(), 0.5f, 1, logits.data(), losses.data());
-    slm_cross_entropy(x.data(), m, d, packed.data(), v, offsets.data(), targets.data(), 0.5f, 0, rows.data(), again.data());
-    Doubles expected = product(x, w, m, d, v), nats(m);
+    slm_cross_entropy(x.data(), m, d, packed.data(), v, cap, offsets.data(), targets.data(), 0.5f, 1, logits.data(), bends,
+                      losses.data());
+    slm_cross_entropy(x.data(), m, d, packed.data(), v, cap, offsets.data(), targets.data(), 0.5f, 0, rows.data(), nullptr,
+                      again.data());
+    Doubles expected = product(x, w, m, d, v), nats(m), bent(slopes.size());
+    for (size_t i = 0; cap && i < expected.size(); i++) {
+        const double tanh = std::tanh(expected[i] / cap);
+        expected[i] = cap * tanh;
+        bent[i] = targets[i / v] < 0 ? 0 : 1 - tanh * tanh;
+    }
     for (long i = 0; i < m; i++) {
         double sum = 0;
         for (long j = 0; j < v; j++) sum += std::exp(expected[i * v + j] += offsets[j]);
@@ -256,6 +270,7 @@ static void head() {
     compare("cross-entropy", losses, [&] { return nats; });
     compare("cross-entropy without gradients", again, [&] { return nats; });
     compare("gradient in the logits", logits, [&] { return expected; });
+    if (cap) compare("slopes of logits", slopes, [&] { return bent; });
 
     const long words = 1024 + NR, rows_of = MR + 3, width = 2 * NR;  // more words than the product takes at once
     const Floats dlogits = numbers(rows_of * words), table = numbers(words * width);
@@ -270,8 +285,9 @@ struct Attention {
     long width = (H + 2 * K) * E;
     Floats cos, sin, norms = numbers(2 * E);  // gains of queries, then of keys
     std::vector<int32_t> starts;
+    float cap;
 
-    Attention() : cos(T * R), sin(T * R), starts(B * T) {
+    explicit Attention(float cap) : cos(T * R), sin(T * R), starts(B * T), cap(cap) {
         for (long t = 0; t < T; t++)
             for (long e = 0; e < R; e++) {
                 const double angle = t * std::pow(100.0, -(double)(e % (R / 2)) / (R / 2));
@@ -309,7 +325,8 @@ struct Attention {
                     for (long s = starts[b * T + t]; s <= t; s++) {
                         double score = 0;
                         for (long e = 0; e < E; e++) score += q[e] * keys[s][e];
-                        const double p = std::exp(score / std::sqrt((double)E));
+                        score /= std::sqrt((double)E);
+                        const double p = std::exp(cap ? cap * std::tanh(score / cap) : score);
                         total += p;
                         for (long e = 0; e < E; e++) o[e] += p * qkv[(b * T + s) * width + (k + K) * E + e];
                     }
@@ -320,21 +337,21 @@ struct Attention {
     }
 };
 
-static void attention() {
-    const Attention a;
+static void attention(float cap) {
+    const Attention a(cap);
     const long n_out = a.B * a.T * a.H * a.E;
     const Floats qkv = numbers(a.B * a.T * a.width), dout = numbers(n_out);
     Floats out(n_out), lse(a.B * a.H * a.T), scratch(slm_attention_scratch(a.B, a.T, a.K, a.E));
     failed |= slm_attention_forward(qkv.data(), a.B, a.T, a.H, a.K, a.E, a.R, a.cos.data(), a.sin.data(), a.norms.data(),
-                                    a.norms.data() + a.E, 1e-5f, a.starts.data(), out.data(), lse.data(), scratch.data());
+                                    a.norms.data() + a.E, 1e-5f, a.cap, a.starts.data(), out.data(), lse.data(), scratch.data());
     const Doubles exact(qkv.begin(), qkv.end()), gains(a.norms.begin(), a.norms.end());
     compare("attention", out, [&] { return a.forward(exact, gains); });
 
     Floats dqkv(qkv.size()), d_norms(2 * a.E), heads(slm_attention_backward_scratch(a.B, a.T, a.H, a.E));
     Floats norms(2 * a.B * a.H * a.E);
     failed |= slm_attention_backward(qkv.data(), a.B, a.T, a.H, a.K, a.E, a.R, a.cos.data(), a.sin.data(), a.norms.data(),
-                                     a.norms.data() + a.E, 1e-5f, a.starts.data(), out.data(), lse.data(), dout.data(),
-                                     dqkv.data(), d_norms.data(), heads.data(), norms.data());
+                                     a.norms.data() + a.E, 1e-5f, a.cap, a.starts.data(), out.data(), lse.data(),
+                                     dout.data(), dqkv.data(), d_norms.data(), heads.data(), norms.data());
     dqkv.insert(dqkv.end(), d_norms.begin(), d_norms.end());
     // Slopes in four directions, next to central differences: of queries, of keys, of values and of both norms' gains.
     Floats slopes;
@@ -405,8 +422,12 @@ int main() {
         gate_up(1);
         weight_gradient();
         norm();
-        head();
-        attention();
+        for (float cap : {0.0f, 1.5f}) {  // with soft-caps that bend what they cap
+            kind = cap ? ", soft-capped" : "";
+            head(cap);
+            attention(cap);
+        }
+        kind = "";
         update();
         turn++;
     }

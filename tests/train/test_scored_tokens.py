@@ -91,7 +91,9 @@ def test_the_chunked_loss_of_compiled_training_counts_alike():
     from slm.model.cross_entropy import linear_cross_entropy
 
     model = new_model()
-    model._cross_entropy = lambda x, weight, targets: linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten())
+    model._cross_entropy = lambda x, weight, targets, cap: linear_cross_entropy(
+        x.flatten(0, 1), weight, targets.flatten(), cap=cap
+    )
     check(take_step(AutogradBackend(model, PLAIN), model, np.split(conversations(), 4)), expected())
 
 

@@ -37,6 +37,7 @@ class ModelTeacher:
     def __init__(self, model: LanguageModel, backend: Backend, *, n_ids: int) -> None:
         self._backend, self._n_ids = backend, n_ids
         self._head_VD = model.head_weight_VD.detach()[:n_ids]
+        self._capped = model.capped
         self._more_rows = len(model.head_weight_VD) > n_ids  # rows that stand for nothing would be part of a softmax
 
     def targets(self, batch: Batch, words: Words | None = None) -> DenseTargets:
@@ -45,7 +46,7 @@ class ModelTeacher:
         ids, offsets = (None, None) if words is None else (words.ids, words.offsets)
 
         def logits(rows: slice) -> Tensor:
-            return F.linear(x_ND[rows].float(), self._head_VD if ids is None else self._head_VD[ids])
+            return self._capped(F.linear(x_ND[rows].float(), self._head_VD if ids is None else self._head_VD[ids]))
 
         def gradient(rows: slice, targets_R: Tensor, share: float) -> Tensor:
             return self._backend.softmax_gradient(x_ND[rows], targets_R, share, ids, offsets)

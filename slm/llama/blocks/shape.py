@@ -35,10 +35,16 @@ def add_shape(writer: Any, model: ModelConfig) -> None:
         writer.add_shortconv_l_cache(model.conv_width)
     if model.traits.long_rope:
         writer.add_sliding_window(0)  # none, as llama.cpp's converter says it
+    if model.traits.soft_caps:
+        writer.add_attn_logit_softcapping(model.attention_cap)
+        writer.add_final_logit_softcapping(model.logit_cap)
     if model.sliding_window is not None:
         writer.add_sliding_window(model.sliding_window)
-        writer.add_rope_freq_base_swa(model.local_rope_theta)
         writer.add_sliding_window_pattern(_pattern(model))
+        if model.arch != "gemma2":  # llama.cpp's converter names one base for a gemma2, and two for an olmo2
+            writer.add_rope_freq_base_swa(model.local_rope_theta)
+    elif model.arch == "gemma2":  # without it llama.cpp takes 4,096 positions for the window of every second layer
+        writer.add_sliding_window(model.seq_len)
 
 
 def _add_rope_scaling(writer: Any, model: ModelConfig) -> None:
@@ -64,7 +70,7 @@ def _add_rope_scaling(writer: Any, model: ModelConfig) -> None:
 def _pattern(model: ModelConfig) -> int | list[bool]:
     """The number n where the last of every n layers sees all positions; else layer by layer. llama.cpp's converter
     writes a number for a gemma3, and the layers of an olmo2."""
-    for n in range(2, model.n_layers + 2) if model.traits.local_rope else ():
+    for n in () if model.arch == "olmo2" else range(2, model.n_layers + 2):
         if model.local_layers == every_nth_global(model.n_layers, n):
             return n
     return list(model.local_layers)

@@ -12,7 +12,7 @@ from slm.model.rope import number
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 _IDS = ("bos_token_id", "eos_token_id")
 _POSITIVE = ("num_attention_heads", "rope_theta", "rope_local_base_freq")
-_NOT_NEGATIVE = ("rms_norm_eps", "norm_eps")
+_NOT_NEGATIVE = ("rms_norm_eps", "norm_eps", "attn_logit_softcapping", "final_logit_softcapping")
 _FRACTIONS = (*_POSITIVE[1:], *_NOT_NEGATIVE, "query_pre_attn_scalar", *MULTIPLIERS)
 _NUMBERS = (
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -27,7 +27,7 @@ _TRUTHS = (
 )
 _NEEDED = (
     *("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size"),
-    *("max_position_embeddings", *_NOT_NEGATIVE),
+    *("max_position_embeddings", *_NOT_NEGATIVE[:2]),
 )
 """A ``null`` of one of these keys is as if the key were not there."""
 

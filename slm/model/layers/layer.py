@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slm.model.config import ModelConfig
-from slm.model.layers.attention import causal_attention
+from slm.model.layers.attention import capped_attention, causal_attention
 
 
 class RMSNorm(nn.Module):
@@ -92,6 +92,8 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(q_width, config.d_model, bias=False)
         self.blockwise = False
         """Train with ``causal_attention`` instead of torch's kernel: faster where it is compiled."""
+        self.cap = config.attention_cap
+        """What scores are soft-capped at."""
         self.qk_norm, self.query_factor = config.traits.qk_norm, config.query_factor
         self.wide_qk_norm = config.traits.wide_qk_norm
         if self.qk_norm:
@@ -139,8 +141,10 @@ class Attention(nn.Module):
             mask = cached_mask(past, T, self.window, starts_BT)
         elif starts_BT is not None:
             mask = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= starts_BT[:, None, :, None])
-        if cache is None and self.blockwise:
-            y_BHTE = causal_attention(q_BHTE, k_BKSE, v_BKSE, starts_BT)
+        if cache is None and (self.blockwise or self.cap):
+            y_BHTE = causal_attention(q_BHTE, k_BKSE, v_BKSE, starts_BT, self.cap)
+        elif self.cap:
+            y_BHTE = capped_attention(q_BHTE, k_BKSE, v_BKSE, self.cap, mask)
         else:
             y_BHTE = F.scaled_dot_product_attention(
                 q_BHTE,

@@ -60,6 +60,7 @@ PARITY = {
     "llama": False,
     "qwen3": True,
     "qwen2": False,
+    "gemma2": True,
     "gemma3": True,
     "lfm2": True,
     "smollm3": True,
@@ -109,8 +110,10 @@ def converted(tmp_path_factory) -> dict[str, tuple[Path, Path]]:
     for arch, tie in PARITY.items():
         root, shape = base / arch, {"arch": arch, "tie_embeddings": tie, "d_model": 64, "head_dim": 16, "ffn_dim": 96}
         folder = root / "checkpoints" / "step-00000010"
-        if arch == "gemma3":
-            shape |= {"vocab_size": save_gemma_like(folder, tiny.text(30_000)), "n_layers": 7, "sliding_window": 40}
+        if arch in ("gemma2", "gemma3"):
+            layers = 4 if arch == "gemma2" else 7
+            rows = save_gemma_like(folder, tiny.text(30_000))
+            shape |= {"vocab_size": rows, "n_layers": layers, "sliding_window": 40}
             tiny.run(root, **shape, bos_id=2, eos_id=1, own_tokenizer=True)
         else:
             tiny.run(root, **shape | MORE.get(arch, {}))
@@ -151,4 +154,6 @@ def test_llama_cpps_own_converter_writes_the_same(converted, arch):
     more = ["vocab_size", "rope.dimension_count", "attention.sliding_window_pattern"]
     if kind in ("granite", "phi3"):  # its heads together are as wide as the model
         more += ["attention.key_length", "attention.value_length"]
+    if kind == "gemma2":  # llama.cpp's default is this file's, too
+        more += ["rope.freq_base"]
     assert set(mine) - set(reference) <= {f"{kind}.{key}" for key in more}

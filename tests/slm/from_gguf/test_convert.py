@@ -39,6 +39,13 @@ SHAPES = {
     "llama": {"tie_embeddings": False, "rope_scaling": SCALING, "rope_theta": 5e5},
     "qwen2": {"arch": "qwen2", "tie_embeddings": True, "rope_scaling": YARN},
     "qwen3": {"arch": "qwen3", "tie_embeddings": True, "norm_eps": 1e-6, "rope_scaling": LINEAR},
+    "gemma2": {
+        "arch": "gemma2",
+        "sliding_window": 40,
+        "tie_embeddings": True,
+        "attention_cap": 40.0,
+        "logit_cap": 20.0,
+    },
     "gemma3": {"arch": "gemma3", "n_layers": 7, "sliding_window": 40, "tie_embeddings": True},
     "lfm2": {"arch": "lfm2", "tie_embeddings": True},
     "smollm3": {"arch": "smollm3", "n_layers": 4, "tie_embeddings": True, "rope_theta": 2e6},

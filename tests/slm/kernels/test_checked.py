@@ -18,8 +18,8 @@ GOOD = {
     "slm_pack_forward": (torch.ones(4, WIDTH), 4, WIDTH, torch.ones(8 * WIDTH), 1),
     "slm_bias_gradient": (torch.ones(ROWS, 32)[:, 16:], 32, ROWS, 16, torch.ones(16), 0),
     "slm_cross_entropy": (
-        *(torch.ones(ROWS, 2), ROWS, 2, torch.ones(2 * WIDTH), WIDTH, None, torch.ones(ROWS, dtype=torch.int64)),
-        *(1.0, 1, torch.ones(ROWS, WIDTH), torch.ones(ROWS)),
+        *(torch.ones(ROWS, 2), ROWS, 2, torch.ones(2 * WIDTH), WIDTH, 0.0, None, torch.ones(ROWS, dtype=torch.int64)),
+        *(1.0, 1, torch.ones(ROWS, WIDTH), None, torch.ones(ROWS)),
     ),
 }
 
@@ -53,8 +53,9 @@ def test_what_fits_is_let_through(name):
         ("slm_pack_forward", 3, torch.ones(4 * WIDTH), "out has 64 values, and 128 are"),
         ("slm_bias_gradient", 0, torch.ones(ROWS, 32)[:, 17:], "dy has 79 values, and 80 are"),
         ("slm_bias_gradient", 0, torch.ones(ROWS, 64)[:, ::2], "dy has columns that lie 2 values apart"),
-        ("slm_cross_entropy", 6, torch.ones(ROWS, dtype=torch.int32), "targets holds torch.int32, not torch.int64"),
-        ("slm_cross_entropy", 9, torch.ones(ROWS - 1, WIDTH), "logits has 32 values, and 48 are"),
+        ("slm_cross_entropy", 7, torch.ones(ROWS, dtype=torch.int32), "targets holds torch.int32, not torch.int64"),
+        ("slm_cross_entropy", 10, torch.ones(ROWS - 1, WIDTH), "logits has 32 values, and 48 are"),
+        ("slm_cross_entropy", 11, torch.ones(ROWS - 1, WIDTH), "slopes has 32 values, and 48 are"),
     ],
 )
 def test_what_c_would_read_or_write_beyond_a_tensor_is_refused(name, place, value, says):

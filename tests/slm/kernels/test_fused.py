@@ -12,6 +12,7 @@ from slm.kernels.fused import Fused, unsupported
 from slm.kernels.head import HEAD_ROWS
 from slm.kernels.native import VARIANTS, Kernels
 from slm.model.config import ModelConfig
+from slm.model.head_loss import HeadPass, head_gradients
 from slm.model.transformer import LanguageModel
 from tests.helpers.kernels import NAMES, kernels_for_test, runs_here
 
@@ -22,6 +23,17 @@ SHAPES = {
     "qk-norm": dict(arch="qwen3", n_heads=4, n_kv_heads=1, head_dim=32, d_model=128, tie_embeddings=False),
     "wide heads": dict(arch="qwen3", n_heads=2, n_kv_heads=2, head_dim=128, d_model=128),
     "biases": dict(arch="qwen2", n_heads=4, n_kv_heads=2, head_dim=32, d_model=128),
+    "gemma2": dict(  # scores and logits up to where a cap bends them
+        arch="gemma2",
+        n_heads=4,
+        n_kv_heads=2,
+        head_dim=32,
+        d_model=96,
+        sliding_window=40,
+        query_scalar=48.0,
+        attention_cap=1.5,
+        logit_cap=2.0,
+    ),
     "gemma3": dict(
         arch="gemma3",
         n_heads=4,
@@ -167,6 +179,7 @@ def check(model: LanguageModel, fused: Fused, ids, targets, starts=None) -> None
         ("qk-norm", 33),  # norms of heads, untied embeddings, one head of keys for all
         ("wide heads", 257),  # the largest head over the ends of blocks
         ("biases", 33),  # their gradients
+        ("gemma2", 257),  # soft-caps, where windows begin within a block
         ("gemma3", 257),  # windows that begin within a block, GELU, norms behind
         ("lfm2", 33),  # short convolutions
         ("phi3", 33),  # heads that are rotated in part, joined matrices
@@ -180,7 +193,11 @@ def test_loss_and_gradients_are_the_models(shape, length, kernels):
 
 @grid(
     "shape keep_packed recompute",
-    list(itertools.product(("qk-norm", "gemma3", "lfm2", "olmo2", "phi3"), (True, False), ("none", "mlp", "layer"))),
+    list(
+        itertools.product(
+            ("qk-norm", "gemma2", "gemma3", "lfm2", "olmo2", "phi3"), (True, False), ("none", "mlp", "layer")
+        )
+    ),
     [("qk-norm", False, "none"), ("gemma3", True, "mlp"), ("lfm2", False, "layer"), ("olmo2", False, "mlp")],
 )
 def test_recomputing_and_repacking_change_nothing(shape, recompute, keep_packed, kernels):
@@ -298,10 +315,11 @@ def test_losses_are_those_of_training_and_follow_the_weights(kernels):
     assert fused.losses(ids, targets).sum() < 0.9 * losses.sum()
 
 
+@pytest.mark.parametrize("shape", ["grouped", "gemma2"])
 @pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"])
-def test_a_weight_that_is_no_number_makes_the_loss_no_number(name, kernels):
+def test_a_weight_that_is_no_number_makes_the_loss_no_number(name, shape, kernels):
     """The guards of a run look at the loss: no kernel may make a number of it."""
-    model = new_model()
+    model = new_model(**SHAPES[shape])
     with torch.no_grad():
         model.get_parameter(name)[3, 5] = float("nan")
     fused, (ids, targets) = Fused(model, kernels), batch(2, 40)
@@ -320,6 +338,53 @@ def test_hooks_hear_of_every_parameter_once(shape, kernels):
     order = [name for name, _ in heard]
     down = "feed_forward.w2" if shape == "lfm2" else "mlp.down_proj"
     assert order.index(f"model.layers.1.{down}.weight") < order.index(f"model.layers.0.{down}.weight")
+
+
+class EveryPart:
+    """A loss that asks for all that a pass over the logits offers: weights, some ids with offsets, soft targets."""
+
+    def __init__(self, rows: int) -> None:
+        chance = torch.Generator().manual_seed(11)
+        self.words = torch.randperm(320, generator=chance)[:64].sort().values
+        self.offsets, self.weights = torch.randn(64, generator=chance), torch.rand(rows, generator=chance) + 0.5
+        self.targets = torch.randint(0, 64, (rows,), generator=chance)
+        self.targets[::7] = -100
+        self.scored = self.targets >= 0
+        self.soft = torch.randn(rows, 64, generator=chance).softmax(-1)
+
+    def over_logits(self, losses) -> HeadPass:
+        return HeadPass(self.weights, self._soften, self.words, self.offsets)
+
+    def _soften(self, dlogits_RV, losses_R, rows) -> None:
+        """The mean of the token and of the soft target takes the token's place."""
+        weights_R = self.weights[rows] * self.scored[rows] / 2
+        dlogits_RV += (weights_R[:, None] * (self._one_hot()[rows] - self.soft[rows])).to(dlogits_RV.dtype)
+
+    def _one_hot(self) -> torch.Tensor:
+        return torch.nn.functional.one_hot(self.targets.clamp(min=0), 64)
+
+    def plainly(self, logits_NV: torch.Tensor) -> torch.Tensor:
+        """The same loss for autograd."""
+        log_p_NV = (logits_NV[:, self.words] + self.offsets).log_softmax(-1)
+        wanted_NV = (self._one_hot() + self.soft) / 2
+        return -(self.weights * self.scored * (wanted_NV * log_p_NV).sum(-1)).sum()
+
+
+def test_other_losses_go_through_a_soft_cap(kernels):
+    """Soft targets and offsets belong to capped logits; the cap's slope comes last."""
+    model = new_model(**SHAPES["gemma2"])
+    (ids, _), head = batch(2, 33), EveryPart(66)
+    head.plainly(model(ids).flatten(0, 1)).backward()
+    wanted = gradients(model)
+    x_ND = model.hidden_states(ids).flatten(0, 1)
+    dx_ND, dhead_VD = head_gradients(x_ND, model.head, head.targets, head, model.config.logit_cap)
+    torch.autograd.backward([x_ND, model.head], [dx_ND, dhead_VD])
+    for name, gradient in gradients(model).items():
+        assert distance(gradient, wanted[name]) < 1e-5, name
+    Fused(model, kernels).head_gradients(ids, head.targets.view(2, 33), head)
+    near = {32: 2e-5, 16: 2e-3, 8: 0.05}[VARIANTS[kernels.name].bits if kernels.dtype == torch.float32 else 8]
+    for name, gradient in gradients(model).items():
+        assert distance(gradient, wanted[name]) < near, name
 
 
 def test_models_that_do_not_fit_are_named(kernels):

@@ -75,7 +75,10 @@ SOME = {"k_proj": 3, "up_proj": 5, "down_proj": 33}
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     ("shape", "ranks"),
-    [("grouped", ALL), ("grouped", SOME), ("biases", ALL), ("gemma3", ALL), ("lfm2", LFM2), ("phi3", PHI3)],
+    [
+        *(("grouped", ALL), ("grouped", SOME), ("biases", ALL), ("gemma2", ALL), ("gemma3", ALL)),
+        *(("lfm2", LFM2), ("phi3", PHI3)),
+    ],
 )
 def test_loss_and_gradients_are_those_of_merged_weights(shape, ranks, name):
     """Kernels that round to 16 or 8 bits are as far from f32 as they are with merged weights: all gradients together at

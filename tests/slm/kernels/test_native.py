@@ -110,7 +110,7 @@ def test_every_buffer_follows_the_librarys_sizes(compiled, changed, shape):
     fused.loss_and_gradients(ids, ids)
     fused.losses(ids, ids)
     c, (B, T) = model.config, shape
-    for *_, keep, logits, losses in kernels.of("slm_cross_entropy"):
+    for *_, keep, logits, _slopes, losses in kernels.of("slm_cross_entropy"):
         assert len(logits) >= (len(losses) if keep else kernels.slm_cross_entropy_rows())
     for *_, m, n, k, _grad, _add, scratch in kernels.of("slm_weight_gradient"):
         assert m == B * T

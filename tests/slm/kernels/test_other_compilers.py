@@ -16,11 +16,13 @@ from tests.helpers.kernels import CALLS
 AVX2, NEON = VARIANTS["avx2"], VARIANTS["neon"]
 CHECK = REPOSITORY / "tests" / "helpers" / "kernel_check.cpp"
 CHECKED = (
-    *("2^x, relative", "sigmoid, relative", "sum, maximum, limits", "linear", "linear backward"),
+    *("2^x, relative", "sigmoid, relative", "tanh, relative", "sum, maximum, limits", "linear", "linear backward"),
     *("gate and up with SiLU", "their gradients with SiLU", "gate and up with GELU", "their gradients with GELU"),
     *("weight gradient", "bias gradient", "norm", "norm backward", "cross-entropy", "cross-entropy without gradients"),
     *("gradient in the logits", "head backward", "attention", "attention backward"),
-    *("update", "sum of squares"),
+    *("cross-entropy, soft-capped", "cross-entropy without gradients, soft-capped"),
+    *("gradient in the logits, soft-capped", "slopes of logits, soft-capped", "head backward, soft-capped"),
+    *("attention, soft-capped", "attention backward, soft-capped", "update", "sum of squares"),
 )
 
 

@@ -18,6 +18,7 @@ SMALL = dict(
     vocab_size=96, n_layers=3, d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, ffn_dim=96, seq_len=64, eos_id=0
 )
 GEMMA = dict(arch="gemma3", n_kv_heads=1, head_dim=24, rope_theta=1e6, norm_eps=1e-6)
+GEMMA2 = dict(arch="gemma2", head_dim=24, sliding_window=8, norm_eps=1e-6)
 MULTIPLIED = dict(embedding_multiplier=12.0, attention_multiplier=0.1, residual_multiplier=0.22, logits_scaling=8.0)
 LLAMA3 = dict(
     rope_type="llama3", factor=16.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
@@ -34,6 +35,10 @@ MODELS = {
     "gemma3": dict(**GEMMA, sliding_window=8, local_layers=(True, False, True)),
     "gemma3-local": dict(**GEMMA, sliding_window=5, query_scalar=40),  # the default layers: of three, all local
     "gemma3-global": dict(**GEMMA, tie_embeddings=False),
+    "gemma2": dict(**GEMMA2, n_heads=8, query_scalar=144, attention_cap=2.0, logit_cap=1.5),  # caps that bend all
+    "gemma2-usual": dict(**GEMMA2),  # caps, layers and the root of head_dim as in the published ones
+    "gemma2-local": dict(**GEMMA2, local_layers=(True, True, False), rope_theta=5e4),
+    "gemma2-uncapped": dict(**GEMMA2, attention_cap=0.0, logit_cap=0.0),
     "lfm2": dict(arch="lfm2", rope_theta=1e6),
     "smollm3": dict(arch="smollm3", n_layers=5, rope_theta=2e6, norm_eps=1e-6),
     "smollm3-others": dict(arch="smollm3", rope_layers=(False, True, True), tie_embeddings=False),
@@ -108,7 +113,7 @@ def test_logits_and_gradients_are_those_of_transformers_and_the_checkpoint_goes_
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3", "phi3-part"]
+    "name", ["qwen2", "gemma2", "gemma3", "lfm2", "lfm2-untied", "smollm3", "granite", "olmo2", "olmo3", "phi3-part"]
 )
 def test_generation_with_a_cache_gives_the_logits_of_the_whole_sequence(name):
     model, tokens = random_model(name), ids(1, 20)
@@ -137,10 +142,10 @@ def test_a_long_rope_text_is_rotated_by_the_factors_of_the_length_that_it_may_co
     assert len(continue_many(model, [tokens[0, :20].tolist()], [20])[0]) == 20
 
 
-@pytest.mark.parametrize("blockwise", [False, True])
-def test_documents_and_sliding_windows_hide_what_each_of_them_hides(blockwise):
+@pytest.mark.parametrize(("name", "blockwise"), [("gemma3", False), ("gemma3", True), ("gemma2", False)])
+def test_documents_and_sliding_windows_hide_what_each_of_them_hides(name, blockwise):
     """A packed row gives each document the logits that it has alone: windows end at a document's beginning."""
-    model, tokens = random_model("gemma3"), ids(2, 33)
+    model, tokens = random_model(name), ids(2, 33)
     for layer in model.model.layer_list():
         layer.self_attn.blockwise = blockwise  # the attention of a compiled model
     starts = torch.zeros(2, 33, dtype=torch.int32)

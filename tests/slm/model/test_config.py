@@ -140,6 +140,10 @@ def test_a_mistral_is_a_llama_as_far_as_its_window():
         dict(arch="olmo2", rope_theta=5e5),
         dict(arch="olmo2", sliding_window=16, local_layers=(False, True), rope_theta=5e5),
         dict(arch="olmo2", n_layers=5, sliding_window=16, rope_scaling=dict(rope_type="yarn", factor=4.0)),
+        dict(arch="gemma2"),
+        dict(arch="gemma2", sliding_window=16, query_scalar=24.0, rope_theta=5e4),
+        dict(arch="gemma2", local_layers=(False, True), sliding_window=16, attention_cap=20.0, logit_cap=10.0),
+        dict(arch="gemma2", attention_cap=0.0, logit_cap=0.0),
     ],
 )
 def test_config_survives_the_trip_through_hugging_face_form(change):
@@ -256,6 +260,46 @@ def test_phis_with_other_positions_are_refused(change, says):
     assert says in str(caught.value)
 
 
+GEMMA_2_2B = {
+    "architectures": ["Gemma2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": 50.0, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": [1, 107],
+    "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304, "initializer_range": 0.02,
+    "intermediate_size": 9216, "max_position_embeddings": 8192, "model_type": "gemma2", "num_attention_heads": 8,
+    "num_hidden_layers": 26, "num_key_value_heads": 4, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06, "rope_theta": 10000.0, "sliding_window": 4096, "vocab_size": 256000,
+}  # fmt: skip
+
+
+def test_a_gemma_2_config_as_transformers_4_wrote_it():
+    config = ModelConfig.from_hf(GEMMA_2_2B)
+    assert config.tie_embeddings
+    assert (config.attention_cap, config.logit_cap) == (50.0, 30.0)
+    assert (config.rope_theta, config.local_rope_theta, config.sliding_window) == (1e4, 1e4, 4096)
+    assert [config.is_local(layer) for layer in range(26)] == [True, False] * 13
+    assert config.n_params == 2_614_341_888
+    assert config.query_scalar is None
+    config.check_runs_in_llama_cpp()
+    less = {key: value for key, value in GEMMA_2_2B.items() if "softcapping" not in key}
+    assert ModelConfig.from_hf(less) == config  # the class has them
+    none = dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"))
+    uncapped = ModelConfig.from_hf(GEMMA_2_2B | none)
+    assert (uncapped.attention_cap, uncapped.logit_cap) == (0.0, 0.0)
+    with pytest.raises(UserError, match=r"without soft-caps does not run in llama\.cpp"):
+        uncapped.check_runs_in_llama_cpp()
+
+
+def test_llama_cpp_divides_the_logits_of_a_gemma_2_by_what_its_layers_say():
+    small = {**SMALL, "arch": "gemma2", "head_dim": 8}
+    ModelConfig(**small).check_runs_in_llama_cpp()
+    with pytest.raises(UserError, match=r"query_pre_attn_scalar=16 cannot be exported.*head_dim=8"):
+        ModelConfig(**small, query_scalar=16.0).check_runs_in_llama_cpp()
+    large = small | {"n_layers": 46}  # as the one of 27B, with d_model / n_heads
+    ModelConfig(**large, query_scalar=16.0).check_runs_in_llama_cpp()
+    with pytest.raises(UserError, match=r"query_pre_attn_scalar=8 cannot be exported.*46 layers\)=16"):
+        ModelConfig(**large).check_runs_in_llama_cpp()
+
+
 def test_shapes_that_llama_cpp_does_not_run_are_refused():
     ModelConfig(**{**SMALL, "arch": "gemma3", "query_scalar": 16.0}).check_runs_in_llama_cpp()  # the root of head_dim
     ModelConfig(**{**SMALL, "arch": "qwen2"}).check_runs_in_llama_cpp()
@@ -287,6 +331,31 @@ def test_gemmas_that_compute_something_else_are_refused(change, says):
     with pytest.raises(UserError) as caught:
         ModelConfig.from_hf({**GEMMA_270M, **change})
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (dict(tie_word_embeddings=False), "a gemma2 model has no separate head"),
+        (dict(attn_logit_softcapping=-1), "attn_logit_softcapping=-1 in config.json must be above 0"),
+        (dict(rope_scaling={"rope_type": "linear", "factor": 8.0}), "rope scaling in a gemma2 model is not supported"),
+        (dict(use_bidirectional_attention=True), "use_bidirectional_attention=True"),
+        (dict(hidden_activation="gelu"), "hidden_activation=gelu in config.json is not supported"),
+    ],
+)
+def test_gemma_2s_that_compute_something_else_are_refused(change, says):
+    with pytest.raises(UserError) as caught:
+        ModelConfig.from_hf({**GEMMA_2_2B, **change})
+    assert says in str(caught.value)
+
+
+def test_soft_caps_are_gemma_2s():
+    with pytest.raises(UserError, match="a gemma3 model has no logit_cap"):
+        ModelConfig(**SMALL, arch="gemma3", logit_cap=30.0)
+    with pytest.raises(UserError, match="attention_cap must be at least 0"):
+        ModelConfig(**SMALL, arch="gemma2", attention_cap=-1.0)
+    with pytest.raises(UserError, match="a gemma2 model has one rope_theta"):
+        ModelConfig(**SMALL, arch="gemma2", local_rope_theta=5e4)
 
 
 def test_new_lfm2_models_have_attention_in_every_other_layer_and_in_a_single_one():

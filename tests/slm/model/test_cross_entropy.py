@@ -21,6 +21,9 @@ def test_the_chunked_loss_is_the_plain_one_and_passes_gradcheck(monkeypatch):
     expected = F.cross_entropy(x @ weight.T, targets)
     torch.testing.assert_close(linear_cross_entropy(x, weight, targets), expected)
     assert torch.autograd.gradcheck(lambda a, b: linear_cross_entropy(a, b, targets), (x, weight))
+    capped = F.cross_entropy(2 * torch.tanh(x @ weight.T / 2), targets)
+    torch.testing.assert_close(linear_cross_entropy(x, weight, targets, cap=2.0), capped)
+    assert torch.autograd.gradcheck(lambda a, b: linear_cross_entropy(a, b, targets, cap=2.0), (x, weight))
 
 
 def test_compiling_one_model_leaves_every_other_loss_as_it_is(monkeypatch):
@@ -34,7 +37,7 @@ def test_compiling_one_model_leaves_every_other_loss_as_it_is(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", stand_in)
-    shape = dict(n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
+    shape = dict(arch="gemma2", n_layers=1, d_model=32, n_heads=2, n_kv_heads=1, head_dim=16, ffn_dim=48, seq_len=32)
     model = LanguageModel(ModelConfig(vocab_size=64, **shape))
     ids = torch.arange(10)[None]
     plain = model.loss(ids[:, :-1], ids[:, 1:])

@@ -71,6 +71,7 @@ def test_many_texts_at_once_are_as_likely_as_one_by_one(model):
 SHAPES = {
     "llama": {},
     "sliding window": {"arch": "gemma3", "sliding_window": 3, "n_layers": 6},
+    "soft-caps": {"arch": "gemma2", "sliding_window": 3, "attention_cap": 4.0, "logit_cap": 9.0},
     "short convolution": {"arch": "lfm2", "conv_layers": (True, False, True), "n_layers": 3},
 }
 

@@ -54,7 +54,7 @@ def test_blocks_are_found_again_in_their_values(kind):
     assert held.nbytes == {"q8_0": 34, "q4_0": 18}[kind] * 700 * 3
 
 
-@pytest.mark.parametrize("shape", ["grouped", "qk-norm", "biases", "gemma3", "lfm2", "phi3"])
+@pytest.mark.parametrize("shape", ["grouped", "qk-norm", "biases", "gemma2", "gemma3", "lfm2", "phi3"])
 @pytest.mark.parametrize(("kernels", "bits"), [("avx2", 8), ("avx2int16", 4)])
 def test_losses_gradients_and_texts_are_those_of_the_values_in_f32(shape, kernels, bits, tmp_path):
     """To the bit; the embedding has more rows than are unpacked at a time."""

@@ -79,8 +79,21 @@ def test_gradients_are_those_of_the_definition(name, kind):
 def test_a_model_that_computes_along_gives_the_gradients_of_the_definition(name, kind, teaches, count, monkeypatch):
     """Without rows that stand for nothing a teacher's softmax is computed like the student's, among the same words."""
     monkeypatch.setattr(soft_targets, "SHOWN", 1)
-    config, batch = CONFIGS[name], split(blocks())
-    model, teacher = model_of(1, vocab_size=1024), model_of(2, vocab_size=1024)
+    check_gradients(CONFIGS[name], kind, teaches, count)
+
+
+@pytest.mark.parametrize(("kind", "teaches"), [("autograd", "avx2"), ("avx2", "autograd")])
+@pytest.mark.parametrize("count", [0, 256], ids=["all words", "drawn words"])
+def test_soft_caps_of_student_and_teacher(kind, teaches, count, monkeypatch):
+    """The teacher predicts by capped logits, and the slope of the student's cap is the gradient's last factor."""
+    monkeypatch.setattr(soft_targets, "SHOWN", 1)
+    check_gradients(CONFIGS["both"], kind, teaches, count, arch="gemma2", tie=True, logit_cap=2.0, attention_cap=2.0)
+
+
+def check_gradients(config: DistillConfig, kind: str, teaches: str, count: int, **shape) -> None:
+    """``count``: drawn words; 0: all."""
+    batch = split(blocks())
+    model, teacher = model_of(1, vocab_size=1024, **shape), model_of(2, vocab_size=1024, **shape)
     scored = batch.targets != -100
     z, t = (each(batch.ids, starts_BT=batch.starts)[scored] for each in (model, teacher))
     targets, offsets, words = batch.targets[scored], torch.zeros(1024), draw(batch.targets, 1024, count)

@@ -38,9 +38,9 @@ CONFIGS = {
 }
 
 
-def model_of(seed: int, tie: bool = False, vocab_size: int = SHAPE.vocab_size) -> LanguageModel:
+def model_of(seed: int, tie: bool = False, **changes) -> LanguageModel:
     torch.manual_seed(seed)
-    model = LanguageModel(ModelConfig(**{**vars(SHAPE), "tie_embeddings": tie, "vocab_size": vocab_size})).train()
+    model = LanguageModel(ModelConfig(**{**vars(SHAPE), "tie_embeddings": tie, **changes})).train()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)

@@ -16,6 +16,7 @@ SHAPES = {
     "biases": {"arch": "qwen2", "tie_embeddings": True},
     "convolutions": {"arch": "lfm2", "tie_embeddings": True, "n_layers": 7},
     "joined": {"arch": "phi3", "tie_embeddings": False, "rotary_dim": 48, "n_layers": 3},
+    "every second layer sliding": {"arch": "gemma2", "tie_embeddings": True, "sliding_window": 16},
     "sliding": {"arch": "gemma3", "tie_embeddings": True, "sliding_window": 16, "n_layers": 7},
 }
 

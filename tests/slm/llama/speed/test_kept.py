@@ -65,7 +65,7 @@ def test_the_model_that_is_timed_has_the_type_in_every_matrix(tmp_path):
 @pytest.mark.parametrize("arch", [arch for arch, traits in TRAITS.items() if not (traits.short_conv or traits.joined)])
 def test_the_model_that_is_timed_has_its_architecture(tmp_path, arch):
     """Its norms and biases take time, too: without them a small qwen3 model seemed a fifth faster than it is."""
-    window = 16 if arch == "gemma3" else None
+    window = 16 if TRAITS[arch].sliding_window else None
     shape = Shape.of(tiny.config(arch=arch, d_model=256, ffn_dim=256, n_layers=2, vocab_size=64, sliding_window=window))
     short = Workload(prompt=24, tokens=8)
     found = trial.rates(tmp_path, shape, ["q4_0", "q8_0"], 1, short)
