@@ -58,6 +58,8 @@ def read_shape(contents: Contents) -> ModelConfig:
         raise UserError(
             f"{name} rotates {rotated} of {head_dim} values of each head (rope.dimension_count): not supported here"
         )
+    # A Phi-3 file names a window that all layers have; llama.cpp reads on without one.
+    window = int(contents.value("attention.sliding_window") or 0) if long_rope else 0
     ids = {each: contents.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("bos", "eos")}
     return ModelConfig(
         arch=contents.arch,
@@ -68,7 +70,7 @@ def read_shape(contents: Contents) -> ModelConfig:
         n_kv_heads=max(per_layer),
         head_dim=head_dim,
         ffn_dim=value.number("feed_forward_length"),
-        seq_len=_context(contents, value.number("context_length")),
+        seq_len=min(value.number("context_length"), window or value.number("context_length")),
         rope_theta=float(contents.value("rope.freq_base") or 10_000.0),
         rope_scaling=_rope_scaling(contents, head_dim),
         rotary_dim=rotated if long_rope else None,
@@ -78,12 +80,6 @@ def read_shape(contents: Contents) -> ModelConfig:
         eos_id=ids["eos"],
         **_of_layers(contents, per_layer),
     )
-
-
-def _context(contents: Contents, length: int) -> int:
-    """A Phi-3 file names a window that all layers have, and llama.cpp reads further than it without one."""
-    window = contents.value("attention.sliding_window") if TRAITS[contents.arch].long_rope else None
-    return min(length, int(window or length))
 
 
 class _Required:

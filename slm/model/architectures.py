@@ -59,7 +59,7 @@ class Traits:
     sliding_window: bool = False
     """Some layers may see only the last positions, and are not scaled by ``rope_scaling``."""
     sliding_pattern: int = 0
-    """Of this many layers the last sees all positions, where nothing else is said."""
+    """The last of this many layers sees all positions, where nothing else is said."""
     local_rope: bool = False
     """Layers with a sliding window have another RoPE base."""
     query_scalar: bool = False

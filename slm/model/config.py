@@ -534,7 +534,8 @@ class ModelConfig:
     def _long_rope_hf(self) -> dict[str, Any]:
         share, scaling = self.rotated / self.head_dim, self.rope_scaling
         old = int(scaling["original_max_position_embeddings"]) if scaling else self.seq_len
-        kind, factors = ("longrope", {key: scaling[key] for key in (SHORT, LONG)}) if scaling else ("default", {})
+        kind = "longrope" if scaling else "default"
+        factors: dict[str, Any] = {key: scaling[key] for key in (SHORT, LONG)} if scaling else {}
         if scaling and scaling["factor"] * old != self.seq_len:  # else transformers 4 wants the two lists alone
             factors["factor"] = scaling["factor"]
         length = {"original_max_position_embeddings": old} if scaling else {}
