@@ -72,7 +72,7 @@ class Task:
 
     shape: str
     rank: int
-    """Of the adapter; 0: all weights are trained."""
+    """The adapter's rank; 0: all weights are trained."""
     tokens: tuple[int, ...]
     seconds: float
     scored: float
@@ -113,12 +113,16 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     add = parser.add_argument
     add("words", nargs="*", metavar="OPTION=VALUE", help="options of training, for example train.threads=1")
-    add("--shapes", nargs="+", choices=SHAPES, default=["135m", "360m"], help="default: 135m 360m")
-    add("--tokens", nargs="+", type=int, default=TOKENS, help="tokens of a step, multiples of 64")
+    add("--shapes", type=lambda text: text.split(","), default=["135m", "360m"], help="135m,360m is the default")
+    add(
+        "--tokens", type=lambda text: [int(each) for each in text.split(",")], default=TOKENS, help="128,256,... a step"
+    )
     add("--rank", type=int, default=16, help="of the adapter that is measured beside all weights; 0: none")
     add("--seconds", type=float, default=15, help="for each length; at least one step is measured")
     add("--scored", type=float, default=0.25, help="share of the positions that have a target; 1: no conversations")
     options = parser.parse_intermixed_args(argv)
+    if unknown := [each for each in options.shapes if each not in SHAPES]:
+        raise UserError(f"--shapes {unknown[0]}: choose from {', '.join(SHAPES)}")
     if wrong := [each for each in options.tokens if each < CONVERSATION or each % CONVERSATION]:
         raise UserError(f"--tokens {wrong[0]}: give multiples of {CONVERSATION}, the tokens of a conversation")
     if not 1 / CONVERSATION <= options.scored <= 1:
@@ -129,7 +133,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def config_of(task: Task) -> RunConfig:
-    """The run whose step is measured: AdamW, as for a downloaded model."""
+    """The options of training: AdamW, as for a downloaded model."""
     return load(RunConfig, "train", ["optim=adamw", *task.words])
 
 

@@ -12,7 +12,7 @@ from slm.train.tools import update_time
 
 
 def test_a_row_for_each_length_in_full_and_with_an_adapter(capfd):
-    words = ["--shapes", "tiny", "--tokens", "128", "64", "--rank", "4", "--seconds", "1"]
+    words = ["--shapes", "tiny", "--tokens", "128,64", "--rank", "4", "--seconds", "1"]
     assert update_time.main([*words, "train.threads=1", "train.workers=0"]) == 0
     out = capfd.readouterr().out
     rows = json.loads(out.splitlines()[-1])["rows"]
@@ -37,7 +37,7 @@ def test_shapes_are_those_of_smollm2():
     assert (shapes["135m"].n_params, shapes["360m"].n_params) == (134_515_008, 361_821_120)
 
 
-@pytest.mark.parametrize(("tokens", "rows"), [(64, 1), (128, 1), (320, 2), (1024, 4)])
+@pytest.mark.parametrize(("tokens", "rows"), [(64, 1), (128, 1), (320, 5), (384, 2), (1024, 4)])
 def test_a_step_has_its_tokens_in_conversations_with_a_quarter_scored(tokens, rows):
     one, two = islice(update_time.blocks(tokens, 500, scored=0.25, seed=1), 2)
     assert one.shape == (rows, tokens // rows + 1)
@@ -55,6 +55,7 @@ def test_a_step_has_its_tokens_in_conversations_with_a_quarter_scored(tokens, ro
 def test_mistakes_are_one_line():
     for words, message in (
         (["--tokens", "100"], "--tokens 100: give multiples of 64"),
+        (["--shapes", "13m"], "--shapes 13m: choose from 135m, 360m, tiny"),
         (["--scored", "0"], "give a share"),
         (["--seconds", "0"], "--seconds above 0"),
         (["--shapes", "tiny", "train.sead=1"], "sead"),
