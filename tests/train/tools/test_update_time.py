@@ -1,4 +1,4 @@
-"""The time of an update: a row for each length, parts that add up, and steps that are those of conversations."""
+"""The time of an update: a row for each length, parts that add up, and steps made as conversations make them."""
 
 import json
 from itertools import islice
