@@ -162,7 +162,7 @@ def measure(task: Task) -> list[dict[str, Any]]:
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
             "steps": len(counted),
-            "parts": {name: seconds * sum(map(shares.get, of, [0.0] * len(of))) for name, of in PARTS.items()},
+            "parts": {name: seconds * sum(shares.get(part, 0.0) for part in of) for name, of in PARTS.items()},
             "precision": own.environment.precision,
             "kernels": own.environment.kernels.name if own.environment.kernels else None,
             "threads": own.environment.threads,
