@@ -40,7 +40,8 @@ class Log(list):
 def learning(most: int = 2, **options) -> Patience:
     mine = Patience(most, PatienceOptions(**({"learns": True} | options)))
     preference = SimpleNamespace(loss_unit="nats per token")
-    mine.run = SimpleNamespace(state=RunState(TrainConfig()), log=Log(), config=SimpleNamespace(preference=preference))
+    state = RunState(TrainConfig(max_steps=100, seq_len=8, micro_batch=1))
+    mine.run = SimpleNamespace(state=state, log=Log(), config=SimpleNamespace(preference=preference))
     return mine
 
 
