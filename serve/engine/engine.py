@@ -339,11 +339,12 @@ class Engine:
             if long:
                 return self._fail(long, reason)
         if n_prompts := self._scheduler.n_prompts:
+            pace, most = self._pace, self._most_prefilled
             paced = not self._batch_invariant
-            beside = self._pace.tokens(streams=True, prompts=n_prompts) if paced else self._most_prefilled
             self._scheduler.limit_prefill(
-                streams=min(self._most_prefilled, beside),
-                alone=self._pace.tokens(streams=False) if paced else self._runner.batch_limit,
+                streams=min(most, pace.tokens("long", prompts=n_prompts)) if paced else most,
+                short=min(most, pace.tokens("short")) if paced else most,
+                alone=pace.tokens("alone") if paced else self._runner.batch_limit,
                 slot_tokens=slot_tokens,
             )
         self._bring_back()
