@@ -46,8 +46,7 @@ from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.states.displaced import DisplacedPrompts
 from slm.serve.engine.states.prompt_files import PromptFiles
 from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
-from slm.serve.engine.tokenize import tokenize_within
-from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
+from slm.serve.engine.tokenize import Vocabulary, log_probabilities, tokenize_within
 from slm.serve.grammar.constraints import Constraint, Constraints
 
 _KEPT_BEFORE_END = 4
