@@ -101,7 +101,7 @@ async def _serve(
     listener: socket.socket,
     keys: Sequence[Key],
 ) -> int:
-    from slm.serve.engine.process.engine_main import GIL_S
+    from slm.serve.engine.process import GIL_S
     from slm.serve.pool.engine_settings import engine_config, measured_config, wants_measuring
     from slm.serve.pool.idle_tuning import IdleTuning
     from slm.serve.pool.memory_plan import budget_bytes, fit_slots

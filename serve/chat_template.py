@@ -27,6 +27,7 @@ from slm.serve.tools.call_form import (
     call_form,
     in_own_form,
     with_marks,
+    with_short_ids,
     without_system,
 )
 from slm.serve.tools.call_grammar import Reasoning
@@ -122,8 +123,10 @@ class ChatPrompt:
         said: dict[str, list[tuple[str, bool]]] = {}
         if in_words:
             messages, listed = in_own_form(messages, tools), []
-        elif uses_tools and not self.call_form.writes_calls:
-            messages, said = with_marks(self.call_form, messages)
+        elif uses_tools:
+            messages, said = with_marks(self.call_form, messages, tools)
+            if self.call_form.id_length:
+                messages = with_short_ids(messages, self.call_form.id_length)
         if self._template is None:
             return RenderedChat(
                 text=_plain(messages, opens_turn=opens_turn, continues=continues), add_special=True, parse_special=False

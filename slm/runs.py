@@ -148,7 +148,8 @@ def _validation_losses(root: Path) -> dict[Path, float]:
     """The validation losses of the checkpoints that were validated at their own step, oldest first.
 
     Where the newest one is quantized (``train.qat``) or has gone back towards its base (``components.interpolation``)
-    the others are left out: they hold another model, with a lower loss.
+    the others are left out: they hold another model, with a lower loss. They are, too, where what is held out has told
+    nothing of what was learned (``components.patience``).
     """
     losses: dict[Path, float] = {}
     kinds: dict[Path, Any] = {}
@@ -157,7 +158,11 @@ def _validation_losses(root: Path) -> dict[Path, float]:
             state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
             kinds[path] = [
                 (state.get(part) or {}).get(fact, plain)
-                for part, fact, plain in (("qat", "file_type", None), ("interpolation", "share", 1))
+                for part, fact, plain in (
+                    ("qat", "file_type", None),
+                    ("interpolation", "share", 1),
+                    ("patience", "last", False),
+                )
             ]
             validation = state["validation"]
             if validation["step"] == checkpoint_step(path) and validation["val_loss"] is not None:

@@ -25,6 +25,12 @@ def unused_mark(text: str) -> str | None:
     return next((each for each in _MARKS if each not in text), None)
 
 
+def grammar_name(control: str) -> str:
+    """A control token's name in a grammar: llguidance knows names in angle brackets alone, and Mistral's tokens
+    ([TOOL_CALLS]) have others."""
+    return control if control.startswith("<") and control.endswith(">") else f"<control:{control.strip('[]<>')}>"
+
+
 class ControlTokens:
     """The names of a vocabulary's control tokens."""
 

@@ -74,9 +74,12 @@ def hold_out(
             f"the corpus is one document ({few_names(paths)}), so none can be held out: give more text, or "
             "data.val_files=[...]"
         )
+    chats = reading.text_field == CONVERSATIONS
+    if chats:  # a share of the different ones: one that stands there a thousand times counts once
+        documents = {hashed: found._replace(size=found.size // found.copies) for hashed, found in documents.items()}
     total = sum(found.size for found in documents.values())
     least = total // 10
-    if reading.text_field == CONVERSATIONS:  # each may hold a fact that stands nowhere else
+    if chats:  # each may hold a fact that stands nowhere else
         least = int(val_fraction * total)
     wanted = min(LEAST_VALIDATION, least)
     most = int(ABOUT * max(total // 10, val_fraction * total))

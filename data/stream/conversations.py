@@ -47,7 +47,7 @@ def n_blocks(lengths: Sequence[int], size: int) -> int:
     for length in [*lengths, 0]:
         group.append(length)
         if sum(group) >= GROUP_BLOCKS * size or length == 0:
-            blocks += len(place([np.empty(each, np.int8) for each in group if each], size))
+            blocks += len(place([np.empty(each, np.int8) for each in group if each], size, different=True))
             group = []
     return blocks
 
@@ -228,17 +228,25 @@ class ConversationPacker:
             self._index = state["index"]
 
 
-def place(items: list[np.ndarray], size: int) -> list[list[np.ndarray]]:
-    """The items in as few bins of ``size`` tokens as best-fit decreasing finds. A longer item has its own bin."""
+def place(items: list[np.ndarray], size: int, *, different: bool = False) -> list[list[np.ndarray]]:
+    """The items in as few bins of ``size`` tokens as best-fit decreasing finds. A longer item has its own bin.
+
+    No two in a bin are the same: a conversation twice in an update teaches no more than once. ``different``: all are
+    different, so their contents are not looked at.
+    """
     bins: list[list[np.ndarray]] = []
     room: list[int] = []
+    held: list[set[int]] = []
     for item in sorted(items, key=len, reverse=True):
-        fitting = [index for index, left in enumerate(room) if left >= len(item)]
+        key = id(item) if different else hash(item.tobytes())
+        fitting = [index for index, left in enumerate(room) if left >= len(item) and key not in held[index]]
         if fitting:
             chosen = min(fitting, key=room.__getitem__)
             bins[chosen].append(item)
             room[chosen] -= len(item)
+            held[chosen].add(key)
         else:
             bins.append([item])
             room.append(size - len(item))
+            held.append({key})
     return bins

@@ -5,8 +5,9 @@ is left, and then a token is sampled. A prompt, a sampled token, tokens that a g
 computed again after a preemption or a shift of the context: all of these are tokens that are not computed yet.
 
 How many of them a step takes is bounded. A sequence that generates gets all of its few ones, prompts get what streams
-can wait for. With one cache for all sequences, a batch has both. With a cache per slot, llama.cpp would compute such a
-batch in two passes; a batch is then either a decode step of all that generate or chunks of prompts.
+can wait for (``_most_between``). With one cache for all sequences, a batch has both. With a cache per slot, llama.cpp
+would compute such a batch in two passes; a batch is then either a decode step of all that generate or chunks of
+prompts.
 
 Tested in tests/serve/engine/test_scheduler.py, tests/serve/engine/test_shared_prefix.py.
 """
@@ -51,6 +52,10 @@ class Sequence:
     """By what each adapter is multiplied. Sequences of one batch have the same, and a prefix belongs to them."""
     scores_prompt: bool = False
     """Whether logits of every prompt token are wanted (echo with logprobs)."""
+    number: int = 0
+    """The order of arrival, from 1 on."""
+    n_before: int = -1
+    """Sequences that had arrived when it began to generate."""
 
     @property
     def reuses(self) -> bool:
@@ -81,9 +86,12 @@ class Limits:
     batch: int
     """Most tokens of one batch."""
     prefill_chunk: int
-    """Most prompt tokens that are computed between two decode steps."""
+    """Most tokens of long prompts that are computed between two decode steps."""
+    short_chunk: int = 0
+    """Most tokens of short prompts, where it is above ``prefill_chunk``. Those are short that two such chunks hold."""
     alone_chunk: int = 1 << 30
-    """Most prompt tokens of a step while no sequence generates."""
+    """Most prompt tokens of a step while no sequence generates, and between two decode steps of sequences that began
+    while the prompts waited."""
     mixed: bool = True
     """Whether one pass takes tokens of generating sequences and prefill chunks together."""
     kv_tokens: int
@@ -188,13 +196,6 @@ def make_plan(
         _with_drafts(_chunk(sequence, sequence.slot, sequence.n_to_compute), (drafts or {}).get(sequence.id, ()))
         for sequence in generating
     )
-    n_batch, enough = limits.batch, SMALL_CHUNK
-    room = min(n_batch, limits.prefill_chunk - n_prefilled if generating else limits.alone_chunk)
-    if limits.mixed:
-        n_batch, enough = n_batch - sum(len(chunk.tokens) for chunk in decode), limits.batch
-        room = min(n_batch, limits.prefill_chunk if generating else limits.alone_chunk)
-    elif generating and room < min(limits.fixed_chunk or SMALL_CHUNK, limits.prefill_chunk, limits.batch):
-        return Plan((), decode)
     plan = _plan_prefill(
         _prefilling(running, shortest_first),
         running,
@@ -203,13 +204,31 @@ def make_plan(
         limits,
         cached or {},
         kept or {},
-        room,
-        n_batch,
-        enough=enough,
+        n_before=min(sequence.n_before for sequence in generating) if generating else None,
+        n_prefilled=0 if limits.mixed or not generating else n_prefilled,
+        n_batch=limits.batch - (sum(len(chunk.tokens) for chunk in decode) if limits.mixed else 0),
     )
     if limits.mixed:
         return replace(plan, chunks=decode + plan.chunks)
     return plan if plan.chunks else replace(plan, chunks=decode)
+
+
+def _most_between(sequence: Sequence, n_cached: int, n_before: int | None, limits: Limits) -> int:
+    """Most prompt tokens that are computed between two decode steps, when the next ones are this sequence's.
+
+    ``n_cached``: those of its tokens that came from the cache. ``n_before``: the least of the sequences that generate;
+    None where none does.
+
+    A stream that began while a prompt waited came in the same moment as that, and was only lucky to be the first. It
+    waits until the prompts of that moment are computed, as llama-server's streams do, but for no more than an
+    ``alone_chunk`` at once. Other streams are held up by a short prompt for a moment, and never long by a long one.
+    """
+    if n_before is None:
+        return limits.alone_chunk
+    n = len(sequence.tokens) - n_cached
+    if sequence.number <= n_before and n <= limits.alone_chunk:
+        return max(limits.alone_chunk, limits.prefill_chunk)
+    return max(limits.short_chunk, limits.prefill_chunk) if n <= 2 * limits.short_chunk else limits.prefill_chunk
 
 
 def _prefilling(running: Seq[Sequence], shortest_first: bool) -> list[tuple[float, Sequence]]:
@@ -228,30 +247,40 @@ def _plan_prefill(
     limits: Limits,
     cached: Mapping[int, Seq[int]],
     kept: Mapping[int, Seq[int]],
-    room: int,
-    n_batch: int,
     *,
-    enough: int,
+    n_before: int | None,
+    n_prefilled: int,
+    n_batch: int,
 ) -> Plan:
-    """Prefill chunks of at most ``room`` tokens (of ``n_batch`` where a rest would be short); once they have ``enough``
-    tokens, no other is added. ``prefilling``: the running ones in their order (``_prefilling``)."""
+    """Prefill chunks of ``n_batch`` tokens at most. ``prefilling``: the running ones in their order (``_prefilling``);
+    ``n_before``: see ``_most_between``; ``n_prefilled``: prompt tokens since the last decode step."""
     chunks: list[Chunk] = []
     admitted: list[tuple[str, int]] = []
     n_cached: list[int] = []
     copied_from: list[int | None] = []
     stops: list[tuple[int, ...]] = []
-    least_room = max(limits.fixed_chunk, 1, room - enough + 1)
     left = deque(prefilling)
+    n_planned = 0
+    # A separate pass has to be worth it. Once it is, prompts come one after the other, each early.
+    enough = limits.batch if limits.mixed else SMALL_CHUNK
+
+    def most_of(sequence: Sequence, start: int, n_hit: int) -> int:
+        """Tokens of a sequence's next chunk; 0 where others come first."""
+        most = _most_between(sequence, n_hit, n_before, limits)
+        room = min(most - n_prefilled - n_planned, n_batch - n_planned)
+        least = limits.fixed_chunk or 1
+        if not limits.mixed and n_before is not None and not n_planned:
+            least = min(limits.fixed_chunk or SMALL_CHUNK, most, limits.batch)
+        return _most(sequence, start, room, n_batch - n_planned, limits, most) if room >= least else 0
 
     def go_on(before: float) -> None:
         """Chunks of running sequences that come before a waiting prompt of ``before`` tokens."""
-        nonlocal room, n_batch
-        while left and left[0][0] < before and room >= least_room:
+        nonlocal n_planned
+        while left and left[0][0] < before and n_planned < enough:
             sequence = left.popleft()[1]
-            if most := _most(sequence, sequence.n_computed, room, n_batch, limits):
+            if most := most_of(sequence, sequence.n_computed, sequence.n_cached):
                 chunks.append(_chunk(sequence, sequence.slot, most))
-                room -= len(chunks[-1].tokens)
-                n_batch -= len(chunks[-1].tokens)
+                n_planned += len(chunks[-1].tokens)
 
     # Each running sequence may need one more cell per step: leave one for everybody.
     n_held = sum(len(sequence.tokens) + 1 for sequence in running)
@@ -261,7 +290,7 @@ def _plan_prefill(
     n_reserved = 0
     for sequence in waiting:
         go_on(len(sequence.tokens))
-        if room < least_room or len(slots) <= n_reserved:
+        if n_planned >= enough or len(slots) <= n_reserved:
             break
         if (running or admitted) and n_held + len(sequence.tokens) + 1 > limits.kv_tokens:
             break
@@ -271,7 +300,7 @@ def _plan_prefill(
         if choice.n_pending - choice.n_cached >= limits.min_copied > 0:
             n_reserved += 1
             continue
-        most = _most(sequence, choice.n_cached, room, n_batch, limits)
+        most = most_of(sequence, choice.n_cached, choice.n_cached)
         if not most:
             break
         slots.remove(choice.slot)
@@ -283,21 +312,20 @@ def _plan_prefill(
         sequence = replace(sequence, stops=stops[-1])
         chunks.append(_chunk(sequence, choice.slot, most, start=choice.n_cached))
         computing.append(replace(sequence, slot=choice.slot, n_computed=choice.n_cached))
-        room -= len(chunks[-1].tokens)
-        n_batch -= len(chunks[-1].tokens)
+        n_planned += len(chunks[-1].tokens)
     go_on(math.inf)
     return Plan(tuple(admitted), tuple(chunks), tuple(n_cached), tuple(copied_from), tuple(stops))
 
 
-def _most(sequence: Sequence, start: int, room: int, n_batch: int, limits: Limits) -> int:
+def _most(sequence: Sequence, start: int, room: int, n_batch: int, limits: Limits, between: int) -> int:
     """Tokens of a sequence's next chunk, at most; 0 where it has to wait until slots have grown. ``room``: tokens that
-    the step should have; ``n_batch``: that it can have."""
+    the step should have; ``n_batch``: that it can have; ``between``: between two decode steps (``_most_between``)."""
     left, n_slot = len(sequence.tokens) - start, limits.slot_tokens - start
     if limits.fixed_chunk:
         return limits.fixed_chunk if min(limits.fixed_chunk, left) <= n_slot else 0
     most = max(min(room, n_slot), 0)
     # Where streams cannot wait for a tile, rows go by themselves anyway.
-    if limits.prefill_chunk >= limits.tile and most < left < most + limits.tile:
+    if between >= limits.tile and most < left < most + limits.tile:
         # Rather a longer step now than a rest below a tile, which would take longer still.
         if left <= min(n_batch, n_slot):
             return left

@@ -46,8 +46,7 @@ from slm.serve.engine.spec_decode.proposer import make_proposer
 from slm.serve.engine.states.displaced import DisplacedPrompts
 from slm.serve.engine.states.prompt_files import PromptFiles
 from slm.serve.engine.states.slot_files import cache_mark, read_slot, write_slot
-from slm.serve.engine.tokenize import tokenize_within
-from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
+from slm.serve.engine.tokenize import Vocabulary, log_probabilities, tokenize_within
 from slm.serve.grammar.constraints import Constraint, Constraints
 
 _KEPT_BEFORE_END = 4
@@ -339,11 +338,12 @@ class Engine:
             if long:
                 return self._fail(long, reason)
         if n_prompts := self._scheduler.n_prompts:
+            pace, most = self._pace, self._most_prefilled
             paced = not self._batch_invariant
-            beside = self._pace.tokens(streams=True, prompts=n_prompts) if paced else self._most_prefilled
             self._scheduler.limit_prefill(
-                streams=min(self._most_prefilled, beside),
-                alone=self._pace.tokens(streams=False) if paced else self._runner.batch_limit,
+                streams=min(most, pace.tokens("long", prompts=n_prompts)) if paced else most,
+                short=min(most, pace.tokens("short")) if paced else most,
+                alone=pace.tokens("alone") if paced else self._runner.batch_limit,
                 slot_tokens=slot_tokens,
             )
         self._bring_back()

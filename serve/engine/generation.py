@@ -27,8 +27,7 @@ from slm.serve.engine.protocol import (
     TokenLogprob,
 )
 from slm.serve.engine.thought import Thought
-from slm.serve.engine.tokenize import Detokenizer, tokenize_within
-from slm.serve.engine.vocabulary import Vocabulary, log_probabilities
+from slm.serve.engine.tokenize import Detokenizer, Vocabulary, log_probabilities, tokenize_within
 from slm.serve.grammar.constraints import Constraint
 
 _NO_LIMIT = 2**62

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 STREAMS_WAIT_S = 0.2
 """The most that prompt tokens may hold up sequences that generate."""
 ALONE_S = 1.0
@@ -19,8 +21,10 @@ _SINGLE_ROWS = 2.0
 _TILE_LATE = 1.5
 """A whole tile is taken where it takes up to this factor longer than it should: a stream without prompts is late by a
 decode step, too. Above, rows go by themselves."""
-_FIRST = {True: 16, False: 64}
-"""Before anything is measured, by whether there are streams."""
+Kind = Literal["long", "short", "alone"]
+"""A step of a long prompt next to streams, of a short one, or of any while no stream waits."""
+_FIRST: dict[Kind, int] = {"long": 16, "short": 16, "alone": 64}
+"""Tokens before anything is measured."""
 _WORST = 4.0
 """A step that took more than this many times the expected time was held up by something else."""
 
@@ -37,17 +41,18 @@ class PrefillPace:
         self._token_s: float | None = None
         self._decode_s = 0.0
         self._planned = dict(_FIRST)
-        """The newest answers of ``tokens``, by whether there were streams."""
+        """The newest answers of ``tokens``."""
 
-    def tokens(self, *, streams: bool, prompts: int = 1) -> int:
-        """Prompt tokens of the next step. ``streams``: whether sequences that generate wait for it. ``prompts``: how
-        many are to be computed; each may make them wait, since more of them wait longer for their first text."""
+    def tokens(self, kind: Kind, *, prompts: int = 1) -> int:
+        """Prompt tokens of the next step. ``prompts``: how many are to be computed. A long one may hold streams up for
+        as long as each of them may, since more prompts wait longer for their first text."""
         if self._token_s is None:
-            return _FIRST[streams]
-        patience_s = prompts * _STREAM_PART * max(self._text_s, self._decode_s)
-        wait_s = min(STREAMS_WAIT_S, patience_s) if streams else ALONE_S
-        self._planned[streams] = self._fitting(wait_s, self._token_s, may_cut=streams)
-        return self._planned[streams]
+            return _FIRST[kind]
+        wait_s = ALONE_S if kind == "alone" else STREAMS_WAIT_S
+        if kind == "long":
+            wait_s = min(wait_s, prompts * _STREAM_PART * max(self._text_s, self._decode_s))
+        self._planned[kind] = self._fitting(wait_s, self._token_s, may_cut=kind != "alone")
+        return self._planned[kind]
 
     def _fitting(self, wait_s: float, token_s: float, *, may_cut: bool) -> int:
         n = max(_FEWEST, int(wait_s / token_s))

@@ -82,6 +82,7 @@ class Scheduler:
         self._slots = KvSlots(slots)
         self._running: list[Sequence] = []
         self._waiting: deque[Sequence] = deque()
+        self._n_added = 0
         self._n_prefilled: dict[Adapters, int] = {}
         """Prompt tokens computed since the last decode step, while sequences with the same adapters generate."""
         self._slot_adapters: list[Adapters] = [()] * slots
@@ -164,6 +165,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queues a new sequence."""
+        self._n_added += 1
+        sequence.number = self._n_added
         self._waiting.append(sequence)
 
     @property
@@ -179,12 +182,12 @@ class Scheduler:
         waiting = len(self._waiting[0].tokens) if self._waiting else 0
         return max(waiting, max((len(sequence.tokens) for sequence in self._running), default=0))
 
-    def limit_prefill(self, *, streams: int, alone: int, slot_tokens: int) -> None:
-        """Sets the most prompt tokens of a step from now on (while sequences generate, and while none does), and the
-        tokens of a slot."""
-        limits = self._limits
-        if (streams, alone, slot_tokens) != (limits.prefill_chunk, limits.alone_chunk, limits.slot_tokens):
-            self._limits = replace(limits, prefill_chunk=streams, alone_chunk=alone, slot_tokens=slot_tokens)
+    def limit_prefill(self, *, streams: int, short: int, alone: int, slot_tokens: int) -> None:
+        """Sets the most prompt tokens of a step from now on (while sequences generate, of long prompts and of ``short``
+        ones, and while none does), and the tokens of a slot."""
+        self._limits = replace(
+            self._limits, prefill_chunk=streams, short_chunk=short, alone_chunk=alone, slot_tokens=slot_tokens
+        )
 
     def plan(
         self,
@@ -193,6 +196,10 @@ class Scheduler:
     ) -> Plan:
         """The next batch; its admissions are carried out. No chunks means that there is nothing to do. ``drafts`` and
         what ``kept`` gives for free slots: see ``make_plan``."""
+        for sequence in self._running:
+            # Only now are those added that came while its first token was computed.
+            if sequence.n_before < 0 and sequence.generating:
+                sequence.n_before = self._n_added
         free = self._slots.free() if self._waiting else []
         kept_states = kept(free)
         plan = Plan((), ())

@@ -17,7 +17,7 @@ from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.process.engine_main import run_engine
+from slm.serve.engine.process import run_engine
 from slm.serve.engine.protocol import Command, Event, Shutdown
 
 _PRELOADED = ["slm.serve.__main__", "slm.serve.engine.engine"]

@@ -2,16 +2,17 @@
 
 A template that knows tools writes a call as a fixed frame around the function's name and its arguments, for example
 ``<tool_call> {"name": "NAME", "arguments": {...}} </tool_call>``. The frame is what stands around the name and the
-arguments of a call that is rendered as a trial; arguments may be a JSON object, or each stand in a frame, as in
-``<function=NAME> <parameter=KEY> VALUE </parameter> </function>``.
+arguments of a call that is rendered as a trial, control tokens included; arguments may be a JSON object, or each stand
+in a frame, as in ``<function=NAME> <parameter=KEY> VALUE </parameter> </function>``.
 
-Some models' forms cannot be seen in this way, because their templates write calls with control tokens, number them, or
-describe tools without writing calls. ``NAMED`` has them. Where there is no form (the template does not know tools),
-calls have slm's form, and tools are described in the system message.
+Some models' forms cannot be seen in this way, because their templates number calls, describe tools without writing
+calls, or write them wrong. ``NAMED`` has them. A template may write calls and list no tools: these are described in the
+system message then. Where there is no form (the template does not know calls), calls have slm's form.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,10 @@ THINK, END_OF_THINK = "<think>", "</think>"
 _NAMES = ("probe_first", "probe_other")
 _KEY, _KEY2, _VALUE, _RESULT = "probe_key", "probe_second_key", "probe value", "probe result"
 _ARGUMENTS = re.compile(rf'\{{\s*"{_KEY}"\s*:\s*"{_VALUE}"\s*\}}')
+_OTHER_THOUGHT = re.compile("think", re.IGNORECASE)
+"""In a frame: reasoning between other marks, which a forced call would begin."""
 _OPEN_THOUGHT = re.compile(rf"{THINK}\s*({END_OF_THINK}\s*)?\Z")
-_MARK = re.compile(r"[^\s{\[\"]{3,}")
+_MARK = re.compile(r"\[/?[A-Z_]+\]|[^\s{\[\"]{3,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +50,21 @@ class CallForm:
     """Whether it is our own form, of which the template knows nothing."""
     fields: Fields | None = None
     """How arguments are written one by one; None: as a JSON object."""
-    numbered: bool = False
-    """Whether a colon and a number follow the name."""
+    behind_name: tuple[str, str] | None = None
+    """What follows the name: a fixed text, and a regular expression of what stands behind that (a call's number)."""
     controls: tuple[str, ...] = ()
     """Control tokens in the frame."""
     writes_calls: bool = True
     """Whether the template writes the calls of a conversation; else they are text of the assistant."""
+    lists_tools: bool = True
+    """Whether the template lists the tools; else they are described in the system message."""
+    id_length: int = 0
+    """Above 0: the template refuses calls with ids of another length."""
 
     @property
     def at_start(self) -> bool:
         """Whether the calls are recognised only at a reply's beginning, because they begin like any JSON."""
-        return _MARK.match(self.prefix) is None
+        return not self.prefix.startswith(self.controls or "\0") and _MARK.match(self.prefix) is None
 
     @property
     def mark(self) -> str:
@@ -101,7 +108,7 @@ KIMI = CallForm(
     middle="<|tool_call_argument_begin|>",
     suffix="<|tool_call_end|><|tool_calls_section_end|>",
     between="<|tool_call_end|><|tool_call_begin|>functions.",
-    numbered=True,
+    behind_name=(":", "[0-9]{1,3}"),
     controls=(
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -115,6 +122,39 @@ GRANITE3 = CallForm(
     controls=("<|tool_call|>",),
     writes_calls=False,
 )
+DEEPSEEK3 = CallForm(
+    prefix="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    middle="\n```json\n",
+    suffix="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    between="\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    controls=(
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"),
+        *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    writes_calls=False,
+    lists_tools=False,
+)
+"""Its templates forget to begin the calls of a second answer, and end each such answer twice."""
+MISTRAL_LIST = CallForm(
+    prefix='[TOOL_CALLS][{"name": "',
+    middle='", "arguments": ',
+    suffix="}]",
+    between='}, {"name": "',
+    controls=("[TOOL_CALLS]",),
+    id_length=9,
+)
+"""Mistral 7B v0.3 (with a space) and Nemo. Ids stand in the history alone: the model does not make them up."""
+MISTRAL_LIST_SPACED = replace(MISTRAL_LIST, prefix='[TOOL_CALLS] [{"name": "')
+MISTRAL_ID = CallForm(
+    prefix="[TOOL_CALLS]",
+    middle="[ARGS]",
+    suffix="",
+    between="[TOOL_CALLS]",
+    behind_name=("[CALL_ID]", "[a-zA-Z0-9]{9}"),
+    controls=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    id_length=9,
+)
+"""Mistral Small 3.2."""
 HERMES = replace(OWN_FORM, own=False, writes_calls=False)
 NAMED: tuple[tuple[tuple[str, ...], CallForm], ...] = (
     (("<|tool_call>call:", "<tool_call|>"), GEMMA4),
@@ -122,16 +162,26 @@ NAMED: tuple[tuple[tuple[str, ...], CallForm], ...] = (
     (("<|tool_call|>", "available_tools"), GRANITE3),
     (("List of tools: ", "tools"), LFM2),
     (("<tool_call>", "xml_tools"), HERMES),
+    (("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "```json"), DEEPSEEK3),
+    (("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[AVAILABLE_TOOLS]"), MISTRAL_ID),
+    (("[TOOL_CALLS] [", "[AVAILABLE_TOOLS]", '"id"'), MISTRAL_LIST_SPACED),
+    (("[TOOL_CALLS][", "[AVAILABLE_TOOLS]", '"id"'), MISTRAL_LIST),
 )
-"""Forms by what stands in the template; their control tokens are in the vocabulary, too, as control tokens or not. The
-last but one belongs to LFM2 and LFM2.5, the last one to SmolLM3."""
+"""Forms by what stands in the template; their control tokens are in the vocabulary, too, as control tokens or not.
+``List of tools`` belongs to LFM2 and LFM2.5, ``xml_tools`` to SmolLM3, ``json`` to DeepSeek's before V3.1."""
+_NOT_SEEN = ("<|channel|>",)
+"""Templates with one of these name a reply's kind in front of all of it, not only of a call (gpt-oss)."""
 
 
 def call_form(template: ChatTemplate) -> CallForm:
     """The form of the calls in this template; ``OWN_FORM`` where it knows none, or none that could be forced."""
     for marks, form in NAMED:
-        if all(mark in template.source for mark in marks) and (form.writes_calls or _lists_tools(template)):
-            return replace(form, controls=tuple(each for each in form.controls if each in template.control_tokens))
+        if not all(mark in template.source for mark in marks):
+            continue
+        lists_tools = _lists_tools(template)
+        if lists_tools or (_takes_system(template) if not form.lists_tools else form.writes_calls):
+            controls = tuple(each for each in form.controls if each in template.control_tokens)
+            return replace(form, controls=controls, lists_tools=lists_tools)
     return _seen(template) or OWN_FORM
 
 
@@ -142,37 +192,65 @@ def _lists_tools(template: ChatTemplate) -> bool:
         return False
 
 
+def _takes_system(template: ChatTemplate) -> bool:
+    """Whether a system message can describe the tools."""
+    try:
+        messages = [{"role": "system", "content": _VALUE}, {"role": "user", "content": "x"}]
+        return _VALUE in template.text(messages, prompt=True)
+    except TemplateRefusesError:
+        return False
+
+
 def _seen(template: ChatTemplate) -> CallForm | None:
     """The form of the calls that a template writes; None where it writes none, or none that could be forced."""
+    if any(each in template.source for each in _NOT_SEEN):
+        return None
     asked = {"role": "user", "content": "x"}
     tools = [_tool(name) for name in _NAMES]
     try:
         prompt = _OPEN_THOUGHT.sub("", template.text([asked], tools, prompt=True))
         one = template.text([asked, _calling(_NAMES[:1])], tools)
         answered = [asked, _calling(_NAMES[:1]), _answer(0)]
-        if _RESULT not in template.text(answered, tools, prompt=True) or _NAMES[0] not in prompt:
+        if _RESULT not in template.text(answered, tools, prompt=True):
             return None
+        said = template.text([asked, {"role": "assistant", "content": _VALUE}], tools)
     except TemplateRefusesError:
         return None
-    found, written = _frames(prompt, one, 1, template, _ARGUMENTS), _ARGUMENTS
+    turn_end = said.rpartition(_VALUE)[2]
+    found, written = _frames(prompt, one, 1, template, _ARGUMENTS, turn_end), _ARGUMENTS
     fields: Fields | None = None
     if found is None:
         fields = _fields(template, asked, tools, prompt)
         if fields is None:
             return None
         written = re.compile(re.escape(f"{fields.before}{_KEY}{fields.middle}{_VALUE}{fields.after}"))
-        found = _frames(prompt, one, 1, template, written)
+        found = _frames(prompt, one, 1, template, written, turn_end)
         if found is None:
             return None
     prefix, middle, suffix = found
     try:
-        several = _frames(prompt, template.text([asked, _calling(_NAMES)], tools), 2, template, written)
+        text = template.text([asked, _calling(_NAMES)], tools)
+        several = _frames(prompt, text, 2, template, written, turn_end)
     except TemplateRefusesError:
         several = None
     between = several[2] if several is not None and several[:2] == (prefix, middle) and several[4] == suffix else None
     bare = prefix.lstrip()
     lead = prefix[: len(prefix) - len(bare)]
-    return CallForm(prefix=bare, middle=middle, suffix=suffix, between=between, lead=lead, fields=fields)
+    frame = "\n".join([prefix, middle, suffix, between or ""])
+    controls = tuple(each for each in template.control_tokens if each in frame)
+    lists_tools = _NAMES[0] in prompt
+    if not lists_tools and not _takes_system(template):
+        return None
+    return CallForm(
+        prefix=bare,
+        middle=middle,
+        suffix=suffix,
+        between=between,
+        lead=lead,
+        fields=fields,
+        controls=controls,
+        lists_tools=lists_tools,
+    )
 
 
 def _fields(
@@ -220,9 +298,11 @@ def _shared(a: str, b: str) -> str:
     return next((a[:i] for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(a, b, key=len))
 
 
-def _frames(prompt: str, text: str, n: int, template: ChatTemplate, written: re.Pattern[str]) -> tuple[str, ...] | None:
+def _frames(
+    prompt: str, text: str, n: int, template: ChatTemplate, written: re.Pattern[str], turn_end: str
+) -> tuple[str, ...] | None:
     """What stands around the names and arguments of the ``n`` calls in a reply, in order; None where it is no frame of
-    fixed text. ``written``: the arguments."""
+    fixed text. ``written``: the arguments; ``turn_end``: what stands behind a reply without calls."""
     if not text.startswith(prompt):
         return None
     rest = text[len(prompt) :].rpartition(END_OF_THINK)[2]
@@ -234,12 +314,21 @@ def _frames(prompt: str, text: str, n: int, template: ChatTemplate, written: re.
             return None
         frames += [before, rest[: arguments.start()]]
         rest = rest[arguments.end() :]
-    end = template.first_control(rest)
-    frames.append((rest if end is None else rest[:end]).rstrip())
-    usable = all(template.first_control(each) is None for each in frames[:-1]) and all(
-        each.strip() for each in frames[:-1:2]
-    )
+    frames.append(_without_end(rest, template, turn_end).rstrip())
+    frame = "\n".join(frames)
+    ends = any(each in turn_end for each in template.control_tokens if each in frame)
+    usable = all(each.strip() for each in frames[:-1:2]) and not _OTHER_THOUGHT.search(frame) and not ends
     return tuple(frames) if usable and not any("probe" in each for each in frames) else None
+
+
+def _without_end(rest: str, template: ChatTemplate, turn_end: str) -> str:
+    """What stands behind the last call's arguments, without what ends a turn."""
+    for i in range(len(turn_end)):
+        end = turn_end[i:]
+        if end.strip() and rest.endswith(end) and (not i or template.first_control(end) == 0):
+            return rest[: -len(end)]
+    end_at = template.first_control(rest)  # a turn with calls ends otherwise
+    return rest if end_at is None else rest[:end_at]
 
 
 def _tool(name: str) -> dict[str, Any]:
@@ -318,22 +407,58 @@ def written_calls(form: CallForm, calls: Sequence[Mapping[str, Any]]) -> list[tu
             written = json.dumps(arguments, ensure_ascii=False)
         else:
             written = written_arguments(form.fields, arguments)
-        number = f":{i}" if form.numbered else ""
-        parts += [(begins, True), (call["name"] + number, False), (form.middle, True), (written, False)]
+        parts += [(begins, True), (call["name"], False)]
+        if form.behind_name is not None:
+            parts.append((f"{form.behind_name[0]}{i}", True))
+        parts += [(form.middle, True), (written, False)]
     return [*parts, (form.suffix, True)]
 
 
+def with_short_ids(messages: Sequence[dict[str, Any]], length: int) -> list[dict[str, Any]]:
+    """The conversation with ids of calls that have ``length`` letters and digits; equal ones stay equal."""
+
+    def short(key: str) -> str:
+        return key if len(key) == length and key.isalnum() else hashlib.sha256(key.encode()).hexdigest()[:length]
+
+    out = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if calls:
+            named = [{**each, "id": short(str(each.get("id") or i))} for i, each in enumerate(calls)]
+            message = {**message, "tool_calls": named}
+        if message.get("tool_call_id"):
+            message = {**message, "tool_call_id": short(message["tool_call_id"])}
+        out.append(message)
+    return out
+
+
+def described(form: CallForm, tools: Sequence[dict[str, Any]]) -> list[tuple[str, bool]]:
+    """The tools and how to call one, as parts of a system message (see ``written_calls``)."""
+    listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in tools)
+    shown = "OBJECT" if form.fields is None else written_arguments(form.fields, {"KEY": "VALUE"})
+    call = [(form.prefix, True), ("NAME", False), (form.middle, True), (shown, False), (form.suffix, True)]
+    said = f"You can call these functions:\n<tools>\n{listed}\n</tools>\nTo call one, answer with "
+    return [(said, False), *call]
+
+
 def with_marks(
-    form: CallForm, messages: Sequence[dict[str, Any]]
+    form: CallForm, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[list[dict[str, Any]], dict[str, list[tuple[str, bool]]]]:
-    """The conversation for a template that writes no calls: each assistant's calls are a mark in its content, and what
-    has to stand there (see ``written_calls``)."""
+    """The conversation for a template that does not write calls, or does not list ``tools``: each assistant's calls are
+    a mark in its content, the tools one in the system message; and what has to stand there (see ``written_calls``)."""
     free = unused_mark(json.dumps(list(messages), ensure_ascii=False)) or "\x00"
     out: list[dict[str, Any]] = []
     said: dict[str, list[tuple[str, bool]]] = {}
+    if tools and not form.lists_tools:
+        mark = f"{free}t{free}"
+        said[mark] = described(form, tools)
+        if messages and messages[0]["role"] == "system":
+            first, *messages = messages
+            mark = f"{first['content']}\n\n{mark}" if first["content"] else mark
+        out.append({"role": "system", "content": mark})
     for message in messages:
         calls = message.get("tool_calls")
-        if not calls:
+        if not calls or form.writes_calls:
             out.append(message)
             continue
         mark = f"{free}{len(said)}{free}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from slm.data.chat.content_spans import grammar_name
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import SPACE, THOUGHT, Grammar, as_text, first_of, json_term, quoted, quoted_pattern
 from slm.serve.grammar.json_schema import enforceable
@@ -74,7 +75,10 @@ def reply_grammar(
         except GrammarError as error:
             raise GrammarError(f"the parameters of {tool.name}: {error}") from None
         warnings += [f"the parameters of {tool.name}: {each}" for each in relaxed]
-        middle = f"/:[0-9]{{1,3}}/ {part(form.middle)}" if form.numbered else part(form.middle)
+        middle = part(form.middle)
+        if form.behind_name is not None:
+            fixed, pattern = form.behind_name
+            middle = f"{part(fixed)} /{pattern}/ {middle}"
         calls.append(f"{quoted(tool.name)} {middle} arguments{i}")
         arguments += rules or [f"arguments{i}: {json_term(schema)}"]
     more = f" ({part(form.between)} onecall)*" if use.parallel and form.between is not None else ""
@@ -103,7 +107,7 @@ def _beginning(form: CallForm, use: ToolUse, reasoning: Reasoning, content: Gram
         }[reasoning]
         return [f"start: {start}", *([] if reasoning == "none" else [THOUGHT, SPACE])]
     if form.mark in form.controls:
-        return _before_control(form.mark, reasoning, content)
+        return _before_control(grammar_name(form.mark), reasoning, content)
     mark = quoted_pattern(form.mark)
     if content is not None:
         if form.at_start:

@@ -124,7 +124,7 @@ class ReplyReader:
             name, found, behind = self._held[:at], at >= 0, self._held[max(at, 0) :]  # type: ignore[assignment]
         if not found:
             return False
-        name = name.rpartition(":")[0] if form.numbered else name
+        name = name.rpartition(form.behind_name[0])[0] if form.behind_name is not None else name
         out.append(Piece(kind="call", text=name))
         self._held, self._state, self._arguments = behind, "arguments", _JsonEnd()
         if form.fields is not None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from slm.data.chat.content_spans import grammar_name
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import first_of, json_term, quoted
 
@@ -43,7 +44,7 @@ def marked(text: str, controls: Collection[str]) -> str:
     if not controls:
         return quoted(text)
     parts = re.split(f"({'|'.join(map(re.escape, sorted(controls, key=len, reverse=True)))})", text)
-    return " ".join(part if part in controls else quoted(part) for part in parts if part) or '""'
+    return " ".join(grammar_name(part) if part in controls else quoted(part) for part in parts if part) or '""'
 
 
 def texts_of(schema: Any) -> frozenset[str]:
@@ -218,7 +219,7 @@ class ArgumentsGrammar:
     def _text(self) -> str:
         mark = self._fields.mark
         if mark in self._controls:
-            return f"{mark} {_ANY_TEXT} {mark}"
+            return f"{grammar_name(mark)} {_ANY_TEXT} {grammar_name(mark)}"
         name = f"T{self._prefix.upper()}ANY"
         if not any(rule.startswith(f"{name}:") for rule in self.rules):
             self.rules.append(f"{name}: {first_of(mark)}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import llama_cpp.llama_cpp as C
 
+from slm.data.chat.content_spans import grammar_name
 from slm.data.errors import UserError
 from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import parts, read_header
@@ -46,6 +47,10 @@ _NOT_WITH_AMX = ("lfm2", "lfm2moe")
 """Architectures with short convolutions that multiply one matrix with several sequences as a third dimension.
 llama.cpp's AMX products get that wrong: the logits are garbage (seen with q4_k_m), or an assertion ends the process
 (f16)."""
+
+
+def _name_in_grammars(piece: bytes) -> bytes:
+    return grammar_name(piece.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 class Model:
@@ -204,7 +209,7 @@ class Model:
         self._open()
         hidden = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         tokens = [
-            _CONTROL_BYTE + piece if C.llama_vocab_get_attr(self._vocab, token) & hidden else piece
+            _CONTROL_BYTE + _name_in_grammars(piece) if C.llama_vocab_get_attr(self._vocab, token) & hidden else piece
             for token, piece in enumerate(self.spellings)
         ]
         ends = [token for token in range(self.n_vocab) if C.llama_vocab_is_eog(self._vocab, token)]

@@ -5,6 +5,7 @@ from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from slm.data.chat.content_spans import grammar_name
 from slm.serve.grammar.work import LIMITS, deep_thread
 from slm.serve.tools.call_form import NAMED
 
@@ -16,7 +17,12 @@ class _Bytes:
     """A vocabulary of single bytes and of control tokens."""
 
     eos_token_id, bos_token_id, special_token_ids = 256, None, tuple(range(256, 257 + len(CONTROLS)))
-    tokens = (*(bytes([i]) for i in range(255)), b"\xff\xff", b"\xff<end>", *(b"\xff" + c.encode() for c in CONTROLS))
+    tokens = (
+        *(bytes([i]) for i in range(255)),
+        b"\xff\xff",
+        b"\xff<end>",
+        *(b"\xff" + grammar_name(c).encode() for c in CONTROLS),
+    )
 
     def __call__(self, text):
         return list(text.encode() if isinstance(text, str) else text)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from slm.serve.engine.process.engine_main import PROCESS_NAME
+from slm.serve.engine.process import PROCESS_NAME
 from tests.helpers import REPOSITORY
 from tests.helpers.programs import Program
 

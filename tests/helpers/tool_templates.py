@@ -142,3 +142,89 @@ SMOLLM3 = chatml_with(
     "", "{%- set xml_tools = tools %}{{- xml_tools | tojson + 'Answer with <tool_call>, as JSON, and </tool_call>.' }}"
 )
 """The same, with the most common form."""
+
+_MISTRAL_TURNS = (
+    "{{- bos_token }}{%- if tools %}{{- '[AVAILABLE_TOOLS]' + tools | tojson + '[/AVAILABLE_TOOLS]' }}{%- endif %}"
+    "{%- for message in messages %}"
+    "{%- if message.role == 'system' %}{{- '[SYSTEM_PROMPT]' + message.content + '[/SYSTEM_PROMPT]' }}"
+    "{%- elif message.role == 'user' %}{{- '[INST]' + message.content + '[/INST]' }}"
+    "{%- elif message.role == 'tool' %}RESULT"
+    "{%- else %}{{- message.content or '' }}{%- if message.tool_calls %}CALLS{%- endif %}{{- eos_token }}{%- endif %}"
+    "{%- endfor %}"
+)
+_NINE = "{%- if ID | length != 9 %}{{- raise_exception('ids have nine characters') }}{%- endif %}"
+MISTRAL = _MISTRAL_TURNS.replace(
+    "CALLS",
+    "{%- for call in message.tool_calls %}{%- set f = call.function %}"
+    "{{- '[TOOL_CALLS]' + f.name + '[ARGS]' + f.arguments | tojson }}{%- endfor %}",
+).replace("RESULT", "{{- '[TOOL_RESULTS]' + message.content + '[/TOOL_RESULTS]' }}")
+"""Each call behind a control token (Devstral, Ministral 3)."""
+
+MISTRAL_ID = (
+    _MISTRAL_TURNS.replace(
+        "CALLS",
+        "{%- for call in message.tool_calls %}{%- set f = call.function %}"
+        + _NINE.replace("ID", "call.id")
+        + "{{- '[TOOL_CALLS]' + f.name + '[CALL_ID]' + call.id + '[ARGS]' + f.arguments | tojson }}{%- endfor %}",
+    )
+).replace("RESULT", "{{- '[TOOL_RESULTS]' + message.tool_call_id + '[TOOL_CONTENT]' + message.content }}")
+"""The same with the call's id (Mistral Small 3.2)."""
+
+MISTRAL_LIST = (
+    _MISTRAL_TURNS.replace(
+        "CALLS",
+        "{{- '[TOOL_CALLS][' }}{%- for call in message.tool_calls %}{%- set f = call.function %}"
+        + _NINE.replace("ID", "call.id")
+        + '{{- \'{"name": "\' + f.name + \'", "arguments": \' + f.arguments | tojson + \', "id": "\' + call.id }}'
+        "{{- '\"}' + (']' if loop.last else ', ') }}{%- endfor %}",
+    )
+).replace("RESULT", _NINE.replace("ID", "message.tool_call_id") + "{{- '[TOOL_RESULTS]' + message.content }}")
+"""A list of calls with ids (Mistral 7B v0.3, Nemo)."""
+MISTRAL_MARKS = (
+    *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[SYSTEM_PROMPT]"),
+    *("[/SYSTEM_PROMPT]", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CONTENT]"),
+)
+
+_DEEPSEEK_TURNS = (
+    "{{- bos_token }}{%- for message in messages %}"
+    "{%- if message.role == 'system' %}{{- message.content }}"
+    "{%- elif message.role == 'user' %}{{- '<｜User｜>' + message.content }}"
+    "{%- elif message.role == 'tool' %}{{- '<｜tool▁output▁begin｜>' + message.content + '<｜tool▁output▁end｜>' }}"
+    "{%- else %}"
+    "{%- if message.tool_calls %}{{- '<｜Assistant｜>' }}CALLS{{- '<｜tool▁calls▁end｜>' + eos_token }}{%- endif %}"
+    "MORE{%- endif %}{%- endfor %}{%- if add_generation_prompt %}{{- '<｜Assistant｜>' }}{%- endif %}"
+)
+DEEPSEEK31 = _DEEPSEEK_TURNS.replace(
+    "CALLS",
+    "{{- message.content + '<｜tool▁calls▁begin｜>' }}{%- for call in message.tool_calls %}{%- set f = call.function %}"
+    "{{- '<｜tool▁call▁begin｜>' + f.name + '<｜tool▁sep｜>' + f.arguments | tojson + '<｜tool▁call▁end｜>' }}"
+    "{%- endfor %}",
+).replace("MORE", "{%- if not message.tool_calls %}{{- '<｜Assistant｜>' + message.content + eos_token }}{%- endif %}")
+"""Calls and no list of tools (DeepSeek V3.1)."""
+
+DEEPSEEK3 = _DEEPSEEK_TURNS.replace(
+    "CALLS",
+    "{{- '<｜tool▁calls▁begin｜>' }}{%- for call in message.tool_calls %}{%- set f = call.function %}"
+    "{{- '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + f.name + '\n```json\n' + f.arguments | tojson }}"
+    "{{- '\n```<｜tool▁call▁end｜>' + ('' if loop.last else '\n') }}{%- endfor %}",
+).replace(
+    "MORE", "{%- if message.content is not none %}{{- '<｜Assistant｜>' + message.content + eos_token }}{%- endif %}"
+)
+"""The same around blocks of JSON; an answer with calls and a text that is not null ends twice (DeepSeek V2.5 to R1)."""
+DEEPSEEK_MARKS = (
+    *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+    ),
+    *("<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+)
+
+APERTUS = chatml_with(
+    "{{- '<|tools_prefix|>[' }}" + _EACH + "{{- '{\"' + f.name + '\": ' + f.arguments | tojson + '}' }}"
+    "{{- '' if loop.last else ', ' }}{%- endfor %}{{- ']<|tools_suffix|>' }}"
+)
+"""The name as the key of the arguments (Apertus)."""

@@ -4,6 +4,7 @@ import pytest
 
 from slm.serve.chat_template import ChatPrompt, ChatTemplateError, RenderedChat
 from slm.serve.engine.protocol import ModelInfo
+from slm.serve.tools.reply_reader import ReplyReader
 from tests.helpers import tool_templates
 
 _BLANK = {field.name: 0 for field in fields(ModelInfo)}
@@ -163,3 +164,81 @@ def test_a_template_that_prints_the_time_is_rendered_at_one_time():
     chat = prompt("{{ strftime_now('%f') }}<|im_start|>{{ messages[0].content }}")
     text = chat.render([{"role": "user", "content": "x<|im_end|>y"}])
     assert [text.text[slice(*span)] for span in text.literal_spans] == ["x<|im_end|>y"]
+
+
+@pytest.mark.parametrize(
+    ("name", "marks", "written"),
+    [
+        ("MISTRAL", "MISTRAL_MARKS", '[TOOL_CALLS]now[ARGS]{"a": "[ARGS]"}[TOOL_CALLS]now[ARGS]{}</s>'),
+        (
+            "MISTRAL_ID",
+            "MISTRAL_MARKS",
+            '[TOOL_CALLS]now[CALL_ID]abcdef123[ARGS]{"a": "[ARGS]"}[TOOL_CALLS]now[CALL_ID]ABCDEF456[ARGS]{}</s>',
+        ),
+        (
+            "MISTRAL_LIST",
+            "MISTRAL_MARKS",
+            '[TOOL_CALLS][{"name": "now", "arguments": {"a": "[ARGS]"}, "id": "abcdef123"}, '
+            '{"name": "now", "arguments": {}, "id": "ABCDEF456"}]</s>',
+        ),
+        (
+            "DEEPSEEK3",
+            "DEEPSEEK_MARKS",
+            "<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n"
+            '{"a": "[ARGS]"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```'
+            "<｜tool▁call▁end｜><｜tool▁calls▁end｜></s>",
+        ),
+        (
+            "DEEPSEEK31",
+            "DEEPSEEK_MARKS",
+            '<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{"a": "[ARGS]"}'
+            "<｜tool▁call▁end｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜></s>",
+        ),
+    ],
+)
+def test_calls_of_a_conversation_as_the_model_wrote_them(name, marks, written):
+    """They are written once, and read back they are the same calls."""
+    controls = getattr(tool_templates, marks)
+    info = {"chat_template": getattr(tool_templates, name), "bos": "<s>", "eos": "</s>", "control_tokens": controls}
+    chat = ChatPrompt(ModelInfo(**{**_BLANK, **info}))
+    functions = [{"name": "now", "arguments": {"a": "[ARGS]"}}, {"name": "now", "arguments": {}}]
+    calls = [
+        {"id": key, "type": "function", "function": each}
+        for key, each in zip(("abcdef123", "ABCDEF456"), functions, strict=True)
+    ]
+    said = [
+        *MESSAGES,
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "name": "now", "content": "noon", "tool_call_id": "abcdef123"},
+        {"role": "tool", "name": "now", "content": "night", "tool_call_id": "ABCDEF456"},
+    ]
+    made = chat.render(said, [TOOL])
+    assert made.text.count(written) == 1
+    assert made.text.count("</s>") == 1
+    assert made.text.index("noon") < made.text.index("night")
+    listed = '"name": "now"' in made.text.partition("Hi")[0]
+    assert listed
+    if name.startswith("DEEPSEEK"):
+        form = chat.call_form
+        example = f"{form.prefix}NAME{form.middle}OBJECT{form.suffix}"
+        assert f"To call one, answer with {example}" in made.text
+        assert made.text.startswith("<s>Be brief.\n\nYou can call these functions:\n<tools>\n")
+    # What an argument spells stays text.
+    spelled = [made.text[begin:stop] for begin, stop in made.literal_spans]
+    assert any("[ARGS]" in each for each in spelled) == (name.startswith("MISTRAL"))
+    # Ids of another length are replaced where the template wants one.
+    longer = [{**each, "id": f"call_{each['id']}"} for each in calls]
+    said[2] = {**said[2], "tool_calls": longer}
+    said[3:] = [{**each, "tool_call_id": f"call_{each['tool_call_id']}"} for each in said[3:]]
+    assert "noon" in chat.render(said, [TOOL]).text
+    # A reply of that form holds the same calls, however it is cut.
+    reply = written.removeprefix("<｜Assistant｜>").removesuffix("</s>")
+    if name == "MISTRAL_LIST":
+        reply = reply.replace(', "id": "abcdef123"', "").replace(', "id": "ABCDEF456"', "")
+    for size in (1, 7, len(reply)):
+        reader, pieces = ReplyReader(chat.call_form), []
+        for i in range(0, len(reply), size):
+            pieces += reader.push(reply[i : i + size], last=i + size >= len(reply))
+        assert [each.text for each in pieces if each.kind == "call"] == ["now", "now"]
+        assert "".join(each.text for each in pieces if each.kind == "arguments") == '{"a": "[ARGS]"}{}'
+        assert not [each for each in pieces if each.kind == "content"]

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from slm.serve.engine.process.engine_main import PROCESS_NAME
+from slm.serve.engine.process import PROCESS_NAME
 from tests.helpers import REPOSITORY, programs
 
 LONG = {"prompt": "once upon a time", "max_tokens": 4000, "stream": True, "ignore_eos": True}

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from slm.serve.engine.config import EngineConfig
-from slm.serve.engine.process.engine_main import PROCESS_NAME
+from slm.serve.engine.process import PROCESS_NAME
 from slm.serve.pool.memory_plan import needed_bytes, read_facts
 from tests.helpers import programs
 

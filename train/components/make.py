@@ -13,7 +13,7 @@ from slm.data.errors import UserError, nearest
 from slm.train import components
 from slm.train.components.component import Component
 from slm.train.components.head_calibration import HeadCalibration
-from slm.train.components.patience import Patience
+from slm.train.components.patience import Patience, PatienceOptions
 from slm.train.components.phases import Phases
 from slm.train.components.quantization import Quantization, QuantizationOptions
 from slm.train.components.spike_guard import SpikeGuard
@@ -26,9 +26,11 @@ def make_components(config: RunConfig) -> list[Component]:
     train = config.train
     found: list[Component] = []
     own = dict(config.components)
-    quantization = own.pop("quantization", None)
+    quantization, patience = own.pop("quantization", None), own.pop("patience", None)
     if train.patience:  # first: it notes that it has ended the run before others change the model at its end
-        found.append(Patience(train.patience))
+        found.append(Patience(train.patience, build(PatienceOptions, patience or {}, "components.patience")))
+    elif patience:
+        raise UserError("components.patience are options of train.patience: add train.patience=3, or leave them out")
     if train.qat:
         options = build(QuantizationOptions, quantization or {}, "components.quantization")
         found.append(Quantization(train, options))

@@ -12,12 +12,19 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slm.machine.hardware import compute_threads, peak_rss_bytes
 from slm.machine.waiting import wait_awake
 from slm.model.config import ModelConfig
 from slm.train.config import INTEGER_BITS, LoraConfig, RunConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from slm.train.backend import Backend
+    from slm.train.environment import Environment
+    from slm.train.step import StepResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +64,33 @@ def lora(task: Task, *, rank: int) -> dict[str, Any]:
     return _own(replace(task, config=config), compile=True, rank=rank)
 
 
-def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class OwnStep:
+    """Our training step of a new model, made ready."""
+
+    shape: ModelConfig
+    environment: "Environment"
+    backend: "Backend"
+    began: float
+    """``perf_counter()`` before the backend, which may compile, was made."""
+    take: Callable[[Iterator["np.ndarray"]], "StepResult"]
+    """Take one optimizer step on micro-batches int32 [B, T + 1], with marks or without."""
+
+
+def own_step(
+    config: RunConfig,
+    *,
+    grad_accum: int,
+    compile: bool = True,
+    rank: int = 0,
+    trained: bool = False,
+    shape: ModelConfig | None = None,
+) -> OwnStep:
+    """Our step on a new model of the run's shape, or another ``shape``.
+
+    ``compile`` False: without kernels, compiler and what training does to its process. ``rank`` above 0 trains an
+    adapter. ``trained``: with the products that a base being tuned gets, which may round less.
+    """
     if compile:
         wait_awake()  # as training does, before torch is imported; the others run with what torch does by itself
     import torch
@@ -67,49 +100,51 @@ def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
     from slm.train.lora.adapter import AdapterParameters
     from slm.train.objective.sampled_softmax import plain_text
     from slm.train.optim.make import make_optimizer
-    from slm.train.step import StepResult, train_step
-    from slm.train.tools.breakdown import breakdown
+    from slm.train.step import train_step
 
-    config = task.config
     if compile:
-        environment = prepare(config.train, bits=config.train.kernel_bits(new=not rank))
+        environment = prepare(config.train, bits=config.train.kernel_bits(new=not (rank or trained)))
     else:
         threads = config.train.threads or compute_threads()
         torch.set_num_threads(threads)
         precision, _ = number_format(config.train)
         environment = Environment(threads=threads, precision=precision, compile=False, notes=())
-    model, shape = _model(config)
-    adapter = AdapterParameters(model, LoraConfig(rank=rank), "") if rank else None
-    trained = adapter or model
-    optimizer = make_optimizer(trained, config.optim, environment.precision, kernels=environment.kernels)
-    batches = _batches(config, shape.vocab_size)
+    model, shape = _model(config, shape)
+    parameters = AdapterParameters(model, LoraConfig(rank=rank), "") if rank else model
+    optimizer = make_optimizer(parameters, config.optim, environment.precision, kernels=environment.kernels)
     began = perf_counter()
     backend = make_backend(model, config.train, environment)
-    objective = plain_text(config.train.sampled_softmax, shape.vocab_size)
+    take = partial(
+        train_step,
+        parameters,
+        optimizer,
+        grad_accum=grad_accum,
+        grad_clip=config.optim.grad_clip,
+        lr=1e-4,
+        backend=backend,
+        objective=plain_text(config.train.sampled_softmax, shape.vocab_size),
+    )
+    return OwnStep(shape=shape, environment=environment, backend=backend, began=began, take=take)
 
-    def step() -> StepResult:
-        return train_step(
-            trained,
-            optimizer,
-            batches,
-            grad_accum=task.grad_accum,
-            grad_clip=config.optim.grad_clip,
-            lr=1e-4,
-            backend=backend,
-            objective=objective,
-        )
 
+def _own(task: Task, *, compile: bool, rank: int = 0) -> dict[str, Any]:
+    own = own_step(task.config, grad_accum=task.grad_accum, compile=compile, rank=rank)
+    step = partial(own.take, _batches(task.config, own.shape.vocab_size))
     seconds = []
     for _ in range(task.warmup + task.steps):
         start = perf_counter()
         step()
         seconds.append(perf_counter() - start)
         if len(seconds) == 1:
-            first = perf_counter() - began
-    result = _result(task, shape, seconds, first)
-    result |= {"threads": environment.threads, "precision": environment.precision, "backend": backend.name}
+            first = perf_counter() - own.began
+    result = _result(task, own.shape, seconds, first)
+    environment = own.environment
+    result |= {"threads": environment.threads, "precision": environment.precision, "backend": own.backend.name}
     if compile:
-        result["breakdown"] = breakdown(backend, step)
+        # It imports torch.
+        from slm.train.tools.breakdown import breakdown
+
+        result["breakdown"] = breakdown(own.backend, step)
     result["gemm_peak_gflops"] = gemm_peak_gflops(environment.precision) if compile else None
     return result
 
@@ -167,14 +202,15 @@ def hf_trainer(task: Task) -> dict[str, Any]:
     return _result(all_logits(task), shape, seconds, seconds[0])
 
 
-def _model(config: RunConfig, *, meta: bool = False) -> tuple[Any, ModelConfig]:
-    """A new model in training mode and its shape. ``meta``: without memory for its weights."""
+def _model(config: RunConfig, shape: ModelConfig | None = None, *, meta: bool = False) -> tuple[Any, ModelConfig]:
+    """A new model in training mode and its shape, the run's unless one is given. ``meta``: without memory for its
+    weights."""
     import torch
 
     from slm.model.transformer import LanguageModel
     from slm.train.resolve import model_shape
 
-    shape = model_shape(config)
+    shape = shape or model_shape(config)
     torch.manual_seed(config.train.seed)
     with torch.device("meta" if meta else "cpu"):
         model = LanguageModel(shape).train()
@@ -188,8 +224,12 @@ def _batches(config: RunConfig, vocab_size: int) -> Iterator[Any]:
 
     generator = np.random.default_rng(config.train.seed)
     while True:
-        uniform = generator.random((config.train.micro_batch, config.train.seq_len + 1))
-        yield ((vocab_size + 1) ** uniform - 1).astype(np.int32)
+        yield like_words(generator.random((config.train.micro_batch, config.train.seq_len + 1)), vocab_size)
+
+
+def like_words(uniform: "np.ndarray", vocab_size: int) -> "np.ndarray":
+    """Ids below ``vocab_size``, int32, as frequent as words by Zipf's law, from uniform numbers in [0, 1)."""
+    return ((vocab_size + 1) ** uniform - 1).astype("int32")
 
 
 def _result(task: Task, shape: ModelConfig, seconds: list[float], first: float) -> dict[str, Any]:

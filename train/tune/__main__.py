@@ -80,6 +80,7 @@ def tuning(
         pairs=pairs,
     )
     seen = found if isinstance(found, looked.Look) else None
+    apart = _held_out(own, seen, given)
     choice = rule.choose(
         rule.Findings(
             conversations=seen.distinct if seen else None,
@@ -99,19 +100,32 @@ def tuning(
             steps=own.train.max_steps if given("train.max_steps") else None,
             adapter=own.tune.lora > 0,
             frozen=recipe.frozen_share(run, own.tune, pairs=pairs, processes=processes),
-            held_out=True if given("data.val_files") or given("data.val_fraction") else None,
+            held_out=apart,
         )
     )
+    learns = choice.patience > 0 and not (pairs or given("train.patience"))
+    if given("train.patience"):
+        choice = replace(choice, patience=own.train.patience)
     options |= _options(choice, seen)
+    once = seen is not None and seen.copied and not given("data.dedup")
+    if once:
+        options["data.dedup"] = "exact"
     if recipe.FROM_ELSEWHERE.items() <= options.items():  # no betas of the base's own
         options["optim.betas"] = f"[0.9,{choice.beta2:g}]"
         options["optim.lr"] = float(f"{options['optim.lr'] * choice.lr_ratio:.3g}")
     options |= recipe.together(own.train, choice.eval_every, given=given)
     if not choice.patience and not given("train.eval_every"):  # no earlier model would be taken: one checkpoint
         options |= {"train.eval_every": choice.eval_every, "train.checkpoint_every": choice.max_steps}
-    options = {name: value for name, value in options.items() if not given(name) or name == "data.max_epochs"}
-    own_words = ("base=", "tune.") if given("train.max_steps") else ("base=", "tune.", "data.max_epochs=")
-    typed = [word for word in argv if not word.startswith(own_words)]  # passes have become steps
+    counted = {"data.max_epochs"} if seen else set[str]()  # passes have become steps
+    if given("train.max_steps") and choice.max_steps < own.train.max_steps:
+        counted.add("train.max_steps")
+        log(
+            f"data.max_epochs={own.data.max_epochs:g} has {choice.max_steps:,} updates, fewer than train.max_steps="
+            f"{own.train.max_steps:,}: the run has these, and its learning rate falls to zero by then"
+        )
+    options = {name: value for name, value in options.items() if not given(name) or name in counted}
+    own_words = ("base=", "tune.", *(f"{name}=" for name in counted))
+    typed = [word for word in argv if not word.startswith(own_words)]
     config = resolve([*recipe.words(options), *typed], choose)
     if not given("train.gradient_checkpointing"):
         config, line = recipe.recomputed(config, shape)
@@ -126,11 +140,14 @@ def tuning(
     )  # does not say what training conversations are forgotten
     if recipe.forgets(run, own.tune, pairs=pairs) and (own.tune.kept is not None or not held_out):
         config = replace(config, components={**config.components, "interpolation": {"kept": own.tune.kept}})
+    if learns:
+        config = replace(config, components={**config.components, "patience": {"learns": True}})
     if choice.frozen:
         config = replace(config, components={"frozen": {"share": choice.frozen}, **config.components})
     if found:
         log(found if isinstance(found, str) else found.line)
-    log(lines.plan(choice, seen, max_minutes=config.train.max_minutes))
+    limit = config.train.max_minutes
+    log(lines.plan(choice, seen, max_minutes=limit, held_out=apart, once=once, learns=learns))
     names = ("lora.rank", *SHOWN) if config.lora.rank else SHOWN
     shown = {name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in names}
     options_shown = " ".join(f"{name}={value}" for name, value in shown.items())
@@ -148,6 +165,15 @@ def _seconds(own: RunConfig) -> float | None:
     if own.budget:
         return seconds_of(own.budget)
     return None if own.train.max_minutes is None else 60 * own.train.max_minutes
+
+
+def _held_out(own: RunConfig, seen: looked.Look | None, given: Callable[[str], bool]) -> int | None:
+    """How many different conversations a person holds out; None: the rule chooses."""
+    if given("data.val_files"):
+        return rule.LEAST_HELD_OUT if seen is None or seen.held_out is None else seen.held_out
+    if given("data.val_fraction"):
+        return rule.LEAST_HELD_OUT if seen is None else round(own.data.val_fraction * seen.distinct)
+    return None
 
 
 def _rows(train: TrainConfig, given: Callable[[str], bool]) -> tuple[int, int] | None:

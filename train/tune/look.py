@@ -22,6 +22,8 @@ from slm.data.tokenizers.make import load_tokenizer
 
 MEASURED = 1000
 """Conversations that are tokenized; the others are counted."""
+MOST_COPIED = 2
+"""Records for each different conversation, from which on copies are read once. Fewer may be meant to weigh more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,18 @@ class Look:
     distinct: int
     """Different ones."""
     lengths: tuple[int, ...]
-    """Tokens of those that were looked at."""
+    """Tokens of those that were looked at, copies left out."""
     scored: float
     """Tokens that are scored, as a share of all."""
     shared: int = 0
     """Tokens at their beginning that most of them share with others: a step computes these once."""
+    held_out: int | None = None
+    """Different conversations in separate files; None: there are no such files."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether most records are copies of others. Reading all would teach few conversations only."""
+        return self.records > MOST_COPIED * self.distinct
 
     @property
     def mean_length(self) -> float:
@@ -52,8 +61,8 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
     not stand in files.
 
     ``longest``: tokens of the longest sequence. ``pairs``: both answers of preference pairs are
-    read, and nothing else. UserError where the chat template refuses all conversations, and where none has an answer in
-    its first ``longest`` tokens.
+    read, and nothing else. UserError where the chat template refuses all conversations, where none has an answer in
+    its first ``longest`` tokens, and where all are held out.
     """
     sources = data.all_sources()
     if not (len(sources) == 1 and sources[0].kind == "chat" and not sources[0].path):
@@ -64,23 +73,29 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
         return findings.line(pairs=pairs)
     encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0])
     (plan,) = make_plans(data if data.val_files else replace(data, val_fraction=0.0), "train")
-    stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
+    apart = _hashes(data, seed) if data.val_files else None
+    stream = open_stream(replace(plan, also_held_out=frozenset()), seed=seed, wrap=lambda corpus: corpus)
     lengths: list[int] = []
     cut: list[int] = []
     alike: list[int] = []
     before: np.ndarray | None = None
     seen: set[float] = set()
-    tokens = scored = records = looked_at = refused = too_long = 0
+    tokens = scored = records = looked_at = refused = too_long = in_both = 0
     why = ""
     while True:
         try:
             document = next(stream)
         except StopIteration:
             break
-        records += 1
-        seen.add(unit_hash(document))
-        if looked_at == MEASURED:
+        hashed = unit_hash(document)
+        if hashed in plan.also_held_out:
+            in_both += 1
             continue
+        records += 1
+        if hashed in seen or len(seen) >= MEASURED:
+            seen.add(hashed)
+            continue
+        seen.add(hashed)
         looked_at += 1
         try:
             parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
@@ -100,6 +115,11 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
             tokens += cut[-1]
             scored += sum(int(each.sum()) for _, each in fitting)
             too_long += lengths[-1] > cut[-1]
+    if in_both and not records:
+        raise UserError(
+            f"all {in_both:,} conversations of data.files are in data.val_files, too, so none is left to learn: leave "
+            "data.val_files out (validations then score what is learned), or name other files there"
+        )
     if refused and not lengths:
         raise UserError(
             f"the chat template of {directory} refuses all conversations, the first so: {why}; give them in the form "
@@ -114,6 +134,8 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
     line = findings.line(pairs=pairs)
     if len(seen) < records:
         line += f"; {len(seen):,} different ones of {records:,}"
+    if in_both:
+        line += f"; {in_both:,} more are in the held-out files, too, and are not learned"
     if encoder.without_reasoning:
         line += f"; the chat template does not write the reasoning of {encoder.without_reasoning:,} answers"
     if encoder.rewritten:
@@ -133,7 +155,21 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
         lengths=tuple(cut),
         scored=scored / max(1, tokens),
         shared=sorted(alike)[len(alike) // 4] if alike else 0,
+        held_out=None if apart is None else len(apart),
     )
+
+
+def _hashes(data: DataConfig, seed: int) -> set[float]:
+    """The unit hashes of the conversations in the files that are held out."""
+    found: set[float] = set()
+    for plan in make_plans(data, "validation"):
+        stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
+        while True:
+            try:
+                found.add(unit_hash(next(stream)))
+            except StopIteration:
+                break
+    return found
 
 
 def same_beginning(one: np.ndarray, other: np.ndarray) -> int:

@@ -37,7 +37,7 @@ WITH_TIME = 2.0
 HELD_OUT_FROM = 200
 """With fewer different conversations none is held out: each may hold a fact that stands nowhere else."""
 HELD_OUT, LEAST_HELD_OUT = 0.02, 20
-"""Share of the conversations that is held out, and the least number."""
+"""Share of the conversations that is held out, and the least number: the loss of fewer says too little to stop by."""
 LONGEST = 2048
 """Tokens of the longest sequence, unless the model's context is shorter; a longer conversation loses its end."""
 SEVERAL_IN_CONTEXT = 1024
@@ -96,8 +96,8 @@ class Findings:
     """Whether an adapter is trained in place of the weights."""
     frozen: float | None = 0.0
     """The share of the layers that stays as it is; None: the rule chooses."""
-    held_out: bool | None = None
-    """Whether conversations are held out: separate files, or a share that a person has set."""
+    held_out: int | None = None
+    """Different conversations that a person holds out, in files or as a share; None: the rule chooses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,8 @@ def choose(found: Findings) -> Choice:
     """The rule."""
     step = _step_tokens(found)
     seq_len, room, micro_batch, grad_accum = _shape(found, step)
-    rows, apart = micro_batch * grad_accum, held_out(found.conversations)
+    rows = micro_batch * grad_accum
+    apart = held_out(found.conversations) if found.held_out is None else 0.0
     own = 1 - found.replay
     """The share of the tokens that comes from conversations."""
     if found.conversations is None:
@@ -142,12 +143,14 @@ def choose(found: Findings) -> Choice:
         in_a_pass = _blocks(found, seq_len, room) * (1 - apart) / rows
         passes = found.passes or _passes(in_a_pass, timed=found.seconds is not None)
         steps = max(1, math.ceil(passes * in_a_pass / own))
-    steps = found.steps or steps
+    if found.steps:  # where the conversations end before, the rate has to fall by then
+        known = found.passes is not None and found.conversations is not None
+        steps = min(found.steps, steps) if known else found.steps
     if found.conversations is not None:
         passes = steps * own / max(1e-9, in_a_pass)
     frozen = _frozen(found)
     timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len)), frozen))
-    stops = apart > 0 if found.held_out is None else found.held_out
+    stops = apart > 0 if found.held_out is None else found.held_out >= LEAST_HELD_OUT
     every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
     scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(

@@ -1,13 +1,15 @@
-"""From the engine's events of a request to its response, whole or streamed as server-sent events.
+"""From the engine's events of a request to its response, whole or streamed as server-sent events, for as long as the
+client is there.
 
-Tested in tests/serve/api/test_server_sent_events.py, tests/serve/test_server.py, tests/serve/test_deadlines.py.
+Tested in tests/serve/api/core/test_streaming.py, tests/serve/api/test_server_sent_events.py,
+tests/serve/api/test_disconnects.py, tests/serve/test_server.py, tests/serve/test_deadlines.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -15,10 +17,11 @@ from starlette.types import Receive, Scope, Send
 
 from slm.serve.api.access_log import Record
 from slm.serve.api.core.replies import ResponseBuilder, prompt_timings
-from slm.serve.api.disconnects import unless_disconnected
 from slm.serve.api.errors import request_failed
 from slm.serve.engine.protocol import Delta, PrefillProgress
 from slm.serve.pool.request_stream import RequestFailedError, RequestStream
+
+Result = TypeVar("Result")
 
 DONE = b"data: [DONE]\n\n"
 """OpenAI's last event of a stream that succeeded."""
@@ -26,6 +29,27 @@ PING_S = 5.0
 """While there is nothing to send, the client and what is in between hear so often that the server is at work."""
 _GRACE_S = 2.0
 """The engine itself ends requests that have run out of time; an engine that hangs cannot."""
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Awaits ``work`` and returns its result. When the client leaves first, cancels it and raises
+    ``ClientDisconnect``. The request's body must have been read."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def expire_later(request_stream: RequestStream, ends_at: float | None) -> asyncio.TimerHandle | None:

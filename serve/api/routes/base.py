@@ -20,7 +20,7 @@ from starlette.requests import Request
 from slm.serve.api.access_log import Record, record_of
 from slm.serve.api.client_fields import header_value
 from slm.serve.api.core.parsing import Body, parse
-from slm.serve.api.disconnects import unless_disconnected
+from slm.serve.api.core.streaming import unless_disconnected
 from slm.serve.api.errors import ApiError, no_such_model, out_of_time
 from slm.serve.api.request_body import read_body
 from slm.serve.config import ServerOptions

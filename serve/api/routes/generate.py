@@ -30,8 +30,7 @@ from slm.serve.api.core.requests import (
     call_grammar,
     thoughtful_grammar,
 )
-from slm.serve.api.core.streaming import EventStream, collect, expire_later, stream
-from slm.serve.api.disconnects import unless_disconnected
+from slm.serve.api.core.streaming import EventStream, collect, expire_later, stream, unless_disconnected
 from slm.serve.api.errors import ApiError, request_failed
 from slm.serve.api.openai.chat import ChatCompletionBuilder
 from slm.serve.api.openai.completions import CompletionBuilder

@@ -8,12 +8,15 @@ import re
 import numpy as np
 import pytest
 
+from slm.data.chat.formats import to_document
 from slm.data.chat.story_chat import conversation
 from slm.data.chat.tokens import ChatEncoder, with_chatml
 from slm.data.config import DataConfig, SourceConfig
 from slm.data.errors import UserError
+from slm.data.sources.contents import unit_hash
+from slm.data.sources.plan import plan_sources
 from slm.data.stream import marks
-from slm.data.stream.conversations import place
+from slm.data.stream.conversations import n_blocks, place
 from slm.data.stream.loader import Loader, validation_blocks
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.data.tokenizers.train_bpe import train
@@ -45,8 +48,6 @@ def test_blocks_hold_whole_conversations_in_which_the_answers_are_scored():
     encoder = ChatEncoder(TOKENIZER)
     known = {}
     for index in range(400):
-        from slm.data.chat.formats import to_document
-
         ids, scored, _ = encoder.conversation(to_document(conversation(1, index)))
         known[tuple(ids.tolist())] = scored.tolist()
     batch = next(loader())
@@ -143,6 +144,15 @@ def test_the_share_held_out_of_conversations_is_the_one_asked_for(tmp_path):
     assert 8 <= len(held_out) <= 24
 
 
+def test_a_conversation_with_many_copies_counts_once_for_the_share_held_out(tmp_path):
+    rows = [json.dumps(conversation(1, index)) for index in range(300)]
+    path = tmp_path / "copies.jsonl"
+    last = max(rows, key=lambda row: unit_hash(to_document(json.loads(row))))  # it is not held out
+    path.write_text("\n".join([*rows, *[last] * 999]))
+    plan, *_ = plan_sources(DataConfig(kind="chat", files=[str(path)], val_fraction=0.05), "validation")
+    assert 8 <= sum(unit_hash(to_document(json.loads(row))) < plan.held_out for row in rows) <= 24
+
+
 def test_validation_has_other_stories():
     blocks = validation_blocks(CONFIG, TOKENIZER, 1024, 8, seed=1)
     assert len(blocks) == 8
@@ -159,6 +169,16 @@ def test_bins_are_never_too_full_and_hold_every_item_once():
     assert all(sum(map(len, each)) <= 10 for each in bins)
     assert sorted(len(item) for each in bins for item in each) == [1, 2, 3, 4, 5, 7, 9, 10]
     assert len(bins) == 5
+
+
+def test_no_bin_holds_a_conversation_twice():
+    six = [np.arange(4) + 10 * number for number in range(6)]
+    bins = place(six * 20, 8)
+    assert len(bins) == 60
+    assert all(len({item.tobytes() for item in each}) == len(each) == 2 for each in bins)
+    alone = place(six[:1] * 5, 8)
+    assert [len(each) for each in alone] == [1] * 5
+    assert n_blocks([4] * 6, 8) == 3
 
 
 def test_answers_that_come_too_late_are_one_line(tmp_path, monkeypatch):

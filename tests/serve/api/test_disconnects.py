@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from starlette.requests import ClientDisconnect
 
-from slm.serve.api.disconnects import unless_disconnected
+from slm.serve.api.core.streaming import unless_disconnected
 
 
 def receiver(gone: asyncio.Event):

@@ -9,7 +9,7 @@ from slm.data.chat.template import ChatTemplate
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.protocol import Delta, Failure, Generate, SamplingParams, Tokenize
-from slm.serve.tools.call_form import GEMMA4, GRANITE3, KIMI, LFM2, call_form
+from slm.serve.tools.call_form import DEEPSEEK3, GEMMA4, GRANITE3, KIMI, LFM2, MISTRAL_ID, MISTRAL_LIST, call_form
 from slm.serve.tools.call_grammar import CallableTool, ToolUse, reply_grammar
 from slm.serve.tools.reply_reader import ReplyReader
 from slm.serve.tools.written_arguments import texts_of
@@ -24,16 +24,31 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(
-    ("text", "form"),
-    [(templates.LFM2, LFM2), (templates.GEMMA4_TOOLS, GEMMA4), (templates.KIMI, KIMI), (templates.GRANITE3, GRANITE3)],
+    ("text", "form", "marks"),
+    [
+        (templates.LFM2, LFM2, ()),
+        (templates.GEMMA4_TOOLS, GEMMA4, ()),
+        (templates.KIMI, KIMI, ()),
+        (templates.GRANITE3, GRANITE3, ()),
+        (templates.DEEPSEEK3, DEEPSEEK3, templates.DEEPSEEK_MARKS),
+        (templates.MISTRAL_ID, MISTRAL_ID, templates.MISTRAL_MARKS),
+        (templates.MISTRAL_LIST, MISTRAL_LIST, templates.MISTRAL_MARKS),
+        (templates.MISTRAL, None, templates.MISTRAL_MARKS),
+        (templates.DEEPSEEK31, None, templates.DEEPSEEK_MARKS),
+    ],
+    ids=["lfm2", "gemma4", "kimi", "granite3", "deepseek3", "mistral id", "mistral list", "mistral", "deepseek31"],
 )
-def test_a_forced_call(tmp_path, text, form):
-    marks = (*templates.CHATML_MARKS, *form.controls)
+def test_a_forced_call(tmp_path, text, form, marks):
+    """``form``: the named one; None: it is seen."""
+    marks = (*templates.CHATML_MARKS, *dict.fromkeys([*marks, *(form.controls if form is not None else ())]))
     tokenizer = with_template(base_tokenizer(), text, marks, bos="<|endoftext|>", eos="<|im_end|>")
     path = write_chat_gguf(tmp_path / "m", tokenizer)
     one = Engine(EngineConfig(model_path=path, threads=1, slots=2, context=256))
     found = call_form(ChatTemplate(text, bos="", eos="<|im_end|>", control_tokens=one.info.control_tokens))
-    assert found == form
+    assert form in (None, found)
+    form = found
+    assert form.controls
+    assert not form.own
     tools = (CallableTool(name="weather", parameters=SCHEMA),)
     grammar, _ = reply_grammar(form, ToolUse(tools=tools, required=True, parallel=False), "none")
     for seed in range(3):

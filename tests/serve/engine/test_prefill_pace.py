@@ -19,7 +19,7 @@ def settled(pass_s, token_s, *, streams, text_s=0.033, decode_s=0.02):
     pace.decoded(decode_s)
     took = []
     for _ in range(12):
-        n = pace.tokens(streams=streams)
+        n = pace.tokens("long" if streams else "alone")
         took.append(pass_s + n * token_s)
         pace.prefilled(n, took[-1])
     return took[4:]
@@ -39,20 +39,21 @@ def test_steps_take_the_time_that_streams_may_wait(token_s):
 def test_streams_wait_longer_for_more_prompts():
     pace = PrefillPace(text_s=0.033)
     pace.prefilled(64, 64 * 0.001)
-    one, three, many = (pace.tokens(streams=True, prompts=n) for n in (1, 3, 15))
-    assert one == pace.tokens(streams=True)
+    one, three, many = (pace.tokens("long", prompts=n) for n in (1, 3, 15))
+    assert one == pace.tokens("long")
     assert three == pytest.approx(3 * one, abs=3)
     assert many == int(STREAMS_WAIT_S / 0.001)
-    assert pace.tokens(streams=False, prompts=15) == int(ALONE_S / 0.001)
+    assert pace.tokens("short") == many
+    assert pace.tokens("alone", prompts=15) == int(ALONE_S / 0.001)
 
 
 def test_flash_attention_takes_whole_tiles():
     pace = PrefillPace(text_s=0.033, tile=64)
     for token_s, n in ((0.01, 4), (0.0005, 64), (0.0003, 128), (0.0001, 448)):
         for _ in range(20):
-            n = pace.tokens(streams=True)
+            n = pace.tokens("long")
             pace.prefilled(n, n * token_s * (1 if n >= 64 else 2))
-        assert pace.tokens(streams=True) == n
+        assert pace.tokens("long") == n
 
 
 @pytest.mark.parametrize("token_s", [0.0003, 0.001, 0.0015, 0.002, 0.004])
@@ -60,8 +61,8 @@ def test_a_tile_that_streams_cannot_wait_for_is_cut(token_s):
     """It took 0.26 s where a stream waited for 0.03 s without prompts."""
     pace, took = PrefillPace(text_s=0.033, tile=64), []
     for _ in range(30):
-        n = pace.tokens(streams=True)
-        assert pace.tokens(streams=False) % 64 == 0
+        n = pace.tokens("long")
+        assert pace.tokens("alone") % 64 == 0
         took.append(n * token_s * (1 if n % 64 == 0 else 2))
         pace.prefilled(n, took[-1])
     assert max(took[3:]) < 1.5 * 0.05 + 0.001
@@ -75,7 +76,7 @@ def test_streams_never_wait_for_a_tile_because_even_few_rows_take_long(token_s):
     pace = PrefillPace(text_s=0.033, tile=64)
     pace.decoded(0.05)
     for i in range(12):
-        n = pace.tokens(streams=True)
+        n = pace.tokens("long")
         pace.prefilled(n, 2 * n * token_s)
         assert n <= (16 if i == 0 else 4)
 
@@ -85,20 +86,20 @@ def test_whole_tiles_come_back_when_they_are_fast_again():
     pace = PrefillPace(text_s=0.033, tile=64)
     for token_s in (0.004, 0.0005):
         for _ in range(12):
-            n = pace.tokens(streams=True)
+            n = pace.tokens("long")
             pace.prefilled(n, 0.003 + n * token_s * (1 if n % 64 == 0 else 2))
-    assert pace.tokens(streams=True) == 64
+    assert pace.tokens("long") == 64
 
 
 def test_one_step_that_was_held_up_does_not_spoil_the_next():
     pace = PrefillPace(text_s=0.033)
     pace.prefilled(512, 0.512)
-    before = pace.tokens(streams=False)
+    before = pace.tokens("alone")
     pace.prefilled(64, 42.0)
     for _ in range(4):
-        n = pace.tokens(streams=False)
+        n = pace.tokens("alone")
         pace.prefilled(n, n * 0.001)
-    assert pace.tokens(streams=False) > 0.7 * before
+    assert pace.tokens("alone") > 0.7 * before
 
 
 class Clock:

@@ -5,7 +5,7 @@ from slm.llama.context import Batch, Context
 from slm.llama.model import Model
 from slm.serve.engine.generation import make_sampler
 from slm.serve.engine.protocol import SamplingParams
-from slm.serve.engine.vocabulary import log_probabilities, most_likely
+from slm.serve.engine.tokenize import log_probabilities, most_likely
 
 
 @pytest.fixture(scope="module")

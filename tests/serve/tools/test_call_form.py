@@ -3,7 +3,21 @@
 import pytest
 
 from slm.data.chat.template import CHATML, ChatTemplate
-from slm.serve.tools.call_form import GEMMA4, GRANITE3, KIMI, LFM2, OWN_FORM, CallForm, call_form, in_own_form
+from slm.serve.tools.call_form import (
+    DEEPSEEK3,
+    GEMMA4,
+    GRANITE3,
+    KIMI,
+    LFM2,
+    MISTRAL_ID,
+    MISTRAL_LIST,
+    MISTRAL_LIST_SPACED,
+    OWN_FORM,
+    CallForm,
+    call_form,
+    in_own_form,
+    with_short_ids,
+)
 from slm.serve.tools.call_form import HERMES as HERMES_IN_WORDS
 from slm.serve.tools.written_arguments import Fields
 from tests.helpers import tool_templates as templates
@@ -38,9 +52,85 @@ def test_it_is_what_the_template_writes(text, marks, expected):
     assert call_form(template(text, marks)) == expected
 
 
-def test_a_frame_with_control_tokens_cannot_be_forced():
-    text = templates.QWEN.replace("<tool_call>\n", "[TOOL]\n")
-    assert call_form(template(text)) == OWN_FORM
+def test_control_tokens_of_a_frame_are_seen():
+    form = call_form(template(templates.QWEN.replace("<tool_call>\n", "[TOOL]\n")))
+    assert (form.prefix, form.mark, form.controls, form.at_start) == (
+        '[TOOL]\n{"name": "',
+        "[TOOL]",
+        ("[TOOL]",),
+        False,
+    )
+    # One that ends a turn cannot begin a call: the reply would be over.
+    assert call_form(template(templates.QWEN.replace("<tool_call>\n", "<|im_end|>\n"))) == OWN_FORM
+
+
+@pytest.mark.parametrize(
+    ("text", "marks", "expected"),
+    [
+        (
+            templates.MISTRAL,
+            templates.MISTRAL_MARKS,
+            CallForm(
+                prefix="[TOOL_CALLS]",
+                middle="[ARGS]",
+                suffix="",
+                between="[TOOL_CALLS]",
+                controls=("[TOOL_CALLS]", "[ARGS]"),
+            ),
+        ),
+        (
+            templates.DEEPSEEK31,
+            templates.DEEPSEEK_MARKS,
+            CallForm(
+                prefix="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
+                middle="<｜tool▁sep｜>",
+                suffix="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+                between="<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
+                controls=templates.DEEPSEEK_MARKS[4:9],
+                lists_tools=False,
+            ),
+        ),
+        (
+            templates.APERTUS,
+            (*templates.CHATML_MARKS, "<|tools_prefix|>", "<|tools_suffix|>"),
+            CallForm(
+                prefix='<|tools_prefix|>[{"',
+                middle='": ',
+                suffix="}]<|tools_suffix|>",
+                between='}, {"',
+                controls=("<|tools_prefix|>", "<|tools_suffix|>"),
+            ),
+        ),
+    ],
+    ids=["mistral", "deepseek31", "apertus"],
+)
+def test_frames_of_control_tokens(text, marks, expected):
+    ends = "<｜end▁of▁sentence｜>" if text == templates.DEEPSEEK31 else "</s>"
+    assert call_form(ChatTemplate(text, bos="<s>", eos=ends, control_tokens=marks)) == expected
+
+
+def test_without_a_system_message_tools_cannot_be_described():
+    text = templates.DEEPSEEK31.replace("{{- message.content }}{%- elif message.role == 'user'", "{%- elif false")
+    text = text.replace(
+        "{%- if message.role == 'system' %}{{- message.content }}", "{%- if message.role == 'system' %}"
+    )
+    assert call_form(template(text, templates.DEEPSEEK_MARKS)) == OWN_FORM
+
+
+def test_ids_of_the_length_that_a_template_wants():
+    calls = [{"id": "call_0123456789abcdef", **CALL}, {"id": "ABCdef123", **CALL}]
+    asked = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "content": "noon", "tool_call_id": "call_0123456789abcdef"},
+        {"role": "user", "content": "Well?"},
+    ]
+    made = with_short_ids(asked, 9)
+    first, second = (each["id"] for each in made[0]["tool_calls"])
+    assert len(first) == 9
+    assert first.isalnum()
+    assert second == "ABCdef123"
+    assert made[1]["tool_call_id"] == first
+    assert made[2] == asked[2]
 
 
 def test_other_frames():
@@ -115,6 +205,10 @@ def test_arguments_that_are_written_one_by_one(text, frame, fields):
         (templates.KIMI, KIMI),
         (templates.GRANITE3, GRANITE3),
         (templates.SMOLLM3, HERMES_IN_WORDS),
+        (templates.DEEPSEEK3, DEEPSEEK3),
+        (templates.MISTRAL_ID, MISTRAL_ID),
+        (templates.MISTRAL_LIST, MISTRAL_LIST),
+        (templates.MISTRAL_LIST.replace("CALLS][", "CALLS] ["), MISTRAL_LIST_SPACED),
     ],
 )
 def test_forms_by_name(text, form):

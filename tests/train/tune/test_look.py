@@ -29,9 +29,32 @@ def found(base: Path, rows: list[dict], longest: int = 512, **options) -> Look:
 def test_copies_are_counted_once(base):
     rows = [{"prompt": f"Say {number % 6}", "completion": "a cat"} for number in range(600)]
     seen = found(base, rows)
-    assert (seen.records, seen.distinct, len(seen.lengths)) == (600, 6, 600)
+    assert (seen.records, seen.distinct, len(seen.lengths)) == (600, 6, 6)
     assert "6 different ones of 600" in seen.line
+    assert seen.copied
     assert 0 < seen.scored < 0.5
+
+
+def test_some_copies_may_be_meant_to_weigh_more():
+    for records, copied in ((80, False), (200, True)):
+        assert Look(line="", records=records, distinct=40, lengths=(60,), scored=0.2).copied is copied
+
+
+def test_copies_in_a_row_are_no_shared_beginning(base):
+    questions = ["Where is the red lamp?", "Who has a key?", "When do you open?"]
+    rows = [{"prompt": question, "completion": "a cat"} for question in questions for _ in range(50)]
+    assert found(base, rows).shared == found(base, rows[::50]).shared
+
+
+def test_what_is_held_out_too_is_counted(base):
+    rows = [{"prompt": f"Say {number}", "completion": "a cat"} for number in range(10)]
+    held_out = base / "held_out.jsonl"
+    held_out.write_text("\n".join(map(json.dumps, [*rows[:3], rows[0], {"prompt": "Who?", "completion": "me"}])))
+    seen = found(base, rows, val_files=[str(held_out)])
+    assert (seen.records, seen.distinct, seen.held_out) == (7, 7, 4)
+    assert "3 more are in the held-out files, too, and are not learned" in seen.line
+    with pytest.raises(UserError, match=r"all 2 conversations of data.files are in data.val_files, too"):
+        found(base, rows[:2], val_files=[str(held_out)])
 
 
 def test_all_are_looked_at_whatever_share_is_held_out(base):

@@ -9,6 +9,7 @@ import pytest
 from slm.train.tune.rule import (
     FROZEN,
     HELD_OUT_FROM,
+    LEAST_HELD_OUT,
     LEAST_UPDATES,
     MOST_STEP,
     PATIENCE,
@@ -59,7 +60,13 @@ def test_few_conversations_are_all_learned_and_many_are_held_out_to_stop_by():
     assert 20 <= some.val_fraction * 600 <= 30
     assert many.val_fraction == 0.02
     assert some.patience == many.patience == PATIENCE
-    assert choose(found(40, held_out=True)).patience == PATIENCE
+    assert choose(found(40, held_out=LEAST_HELD_OUT)).patience == PATIENCE
+
+
+def test_too_few_held_out_conversations_end_no_run():
+    few = choose(found(40, held_out=3))
+    assert few.patience == 0
+    assert few.max_steps == choose(found(40)).max_steps
 
 
 def test_a_time_too_short_for_enough_updates_gets_steps_of_four_conversations_and_a_higher_rate():
@@ -118,6 +125,13 @@ def test_what_a_person_sets_stays():
     once, thrice = choose(found(600, passes=1)), choose(found(600, passes=3))
     assert thrice.max_steps == pytest.approx(3 * once.max_steps, abs=3)
     assert choose(found(600, pack_tokens=512)).pack_tokens == 512
+
+
+def test_passes_that_end_before_the_steps_are_the_length():
+    """Else the learning rate is still at its peak where the conversations end."""
+    assert choose(found(40, passes=2, steps=10_000)).max_steps == choose(found(40, passes=2)).max_steps
+    assert choose(found(40, passes=50, steps=7)).max_steps == 7
+    assert choose(found(None, passes=2, steps=10_000)).max_steps == 10_000
 
 
 def test_processes_share_a_step():

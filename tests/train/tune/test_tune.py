@@ -153,6 +153,24 @@ def test_it_ends_when_held_out_conversations_get_worse(base, chats, tmp_path):
     assert f"(step-{best:08d} has the lowest validation loss)" in out
 
 
+def test_six_conversations_with_copies_are_learned_though_held_out_ones_get_worse(base, tmp_path):
+    """The file has each a hundred times in a row, and what is held out does not follow from them."""
+    few, other = tmp_path / "few.jsonl", tmp_path / "other.jsonl"
+    made = [{"instruction": f"Say {index}", "output": "cat " * (index % 9 + 1)} for index in range(6)]
+    few.write_text("\n".join(json.dumps(each) for each in made for _ in range(100)))
+    other.write_text("\n".join(json.dumps(conversation(1, index)) for index in range(20)))
+    words = (f"data.files=[{few}]", f"data.val_files=[{other}]", "train.max_steps=60", "optim.lr=2e-2", "name=few")
+    code, out, err = tune(tmp_path, base, "data=chat", *words, "tune.replay=0")
+    assert code == 0, err
+    assert "594 copies are left out" in out
+    assert "60 of 60 updates" in out
+    assert "the run goes on" in out
+    assert "the last checkpoint is taken" in out
+    root = tmp_path / "runs" / "few"
+    assert Run(root=root).checkpoint().name == "step-00000060"
+    assert losses(root)[60] < 0.5
+
+
 def test_the_length_follows_from_the_conversations(base, chats, tmp_path):
     words = [f"base={base}", f"runs_dir={tmp_path}/runs", "data=chat", f"data.files=[{chats}]", "data.max_epochs=4"]
     config = tuning([*words, "train.seq_len=64", "train.micro_batch=2"])

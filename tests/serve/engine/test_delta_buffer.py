@@ -1,4 +1,4 @@
-from slm.serve.engine.process.delta_buffer import DeltaBuffer
+from slm.serve.engine.process import DeltaBuffer
 from slm.serve.engine.protocol import Delta, Failure, PrefillDone
 
 

@@ -6,11 +6,10 @@ import threading
 
 import pytest
 
+from slm.serve.engine import process
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
-from slm.serve.engine.process import engine_main
-from slm.serve.engine.process.delta_buffer import DeltaBuffer
-from slm.serve.engine.process.intake import Intake
+from slm.serve.engine.process import DeltaBuffer, Intake
 from slm.serve.engine.protocol import (
     Accepted,
     Cancel,
@@ -125,7 +124,7 @@ class Sent:
 
 def test_a_stream_goes_on_while_commands_arrive(engine, monkeypatch):
     """Between two steps the loop takes as many commands as fit into a part of a step, not all that there are."""
-    monkeypatch.setattr(engine_main, "_COMMANDS_S", (0.0, 0.0))
+    monkeypatch.setattr(process, "_COMMANDS_S", (0.0, 0.0))
     commands = queue.SimpleQueue()
     commands.put(Generate(id="stream", prompt=(5,) * 3, sampling=FOREVER, max_tokens=60))
     for i in range(50):
@@ -140,7 +139,7 @@ def test_a_stream_goes_on_while_commands_arrive(engine, monkeypatch):
 
     monkeypatch.setattr(engine, "step", counted)
     sent = Sent()
-    engine_main._loop(engine, commands, sent, DeltaBuffer(0))
+    process._loop(engine, commands, sent, DeltaBuffer(0))
     assert left == [*range(50, -1, -1)]
     texts = [i for i, event in enumerate(sent.events) if isinstance(event, Delta)]
     canceled = [i for i, event in enumerate(sent.events) if isinstance(event, Canceled)]
@@ -150,7 +149,7 @@ def test_a_stream_goes_on_while_commands_arrive(engine, monkeypatch):
 
 
 def test_reports_come_while_a_step_takes_long(engine, monkeypatch):
-    monkeypatch.setattr(engine_main, "REPORT_S", 0.01)
+    monkeypatch.setattr(process, "REPORT_S", 0.01)
     ended, sent = threading.Event(), queue.SimpleQueue()
 
     class Outbox:
@@ -158,7 +157,7 @@ def test_reports_come_while_a_step_takes_long(engine, monkeypatch):
             sent.put(events)
 
     monkeypatch.setattr(engine, "_step_began", 0.0)  # long ago, on the monotonic clock
-    thread = threading.Thread(target=engine_main._report, args=(engine, Outbox(), ended))
+    thread = threading.Thread(target=process._report, args=(engine, Outbox(), ended))
     thread.start()
     reports = [sent.get(timeout=20)[0] for _ in range(3)]
     ended.set()
