@@ -258,9 +258,10 @@ SIZES = {
     "slm_weight_gradient_scratch": [L, L, L],
     "slm_rmsnorm_backward_scratch": [L],
     "slm_short_conv_scratch": [L, L],
+    "slm_head_block": [L],
 }
-"""Functions of ``sizes.cpp``, which return how much the others need: a buffer is never made from a number that is
-written down a second time in Python."""
+"""Functions of ``sizes.cpp`` and ``head.cpp``, which return how much the others need: a buffer is never made from a
+number that is written down a second time in Python."""
 SIGNATURES = SIZES | {
     "slm_pack_forward": [P, L, L, P, I],
     "slm_pack_backward": [P, L, L, P, L, L],
@@ -279,6 +280,9 @@ SIGNATURES = SIZES | {
     "slm_embed_backward": [P, P, L, L, P],
     "slm_cross_entropy": [P, L, L, P, L, P, P, F, I, P, P],
     "slm_head_backward": [P, L, L, P, L, P],
+    "slm_head_logits": [P, L, L, P, L, P, P, L],
+    "slm_softmax": [P, L, L, P, F, I, P],
+    "slm_head_backward_part": [P, L, L, P, L, L, P, I],
     "slm_adamw": [P, L, P],
     "slm_sum_of_squares": [P, L],
 }
