@@ -57,7 +57,7 @@ void slm_head_backward(const value* dlogits, long m, long v, const packed* B, lo
     }, [&](long row, long panel) ALWAYS { will_write(dx + row * d + panel * NR); });
 }
 
-// The same in three calls that need some of the head's rows at a time, packed as a head of their own.
+// The same in three calls that need some of the head's rows at a time, packed as if they were a whole head.
 
 // Rows of a head of v that slm_head_backward_part takes at once to give the values of slm_head_backward to the bit.
 long slm_head_block(long v) { return head_block(v); }

@@ -4,8 +4,8 @@
 
 All ways take their turn in one process, on one thread, so that other programs hardly change the ratio. Random weights
 of real models' shapes, 1,024 tokens, of which a share ``scored`` has a target, rank 16. A model of ``layers`` layers is
-timed, the head apart from them, and the whole model's time is the head's and so many times a layer's. f32 is taken as a
-run with 22 GiB free takes it: with packed weights that are kept where they are small.
+timed, the head apart from them, and the whole model's time is the head's plus a layer's times their number. f32 is
+taken as a run with 22 GiB free takes it: with packed weights that are kept where they are small.
 """
 
 import sys
