@@ -9,6 +9,9 @@ import unicodedata
 
 import numpy as np
 
+_BLANKS = "".join(chr(code) for code in (*range(9, 14), 32, 133, 160, 5760, *range(8192, 8203), 8232, 8233, 8239, 8287))
+BLANKS = _BLANKS + "\u3000"
+"""Unicode's White_Space, which ``tokenizers`` takes for such. ``str.isspace`` has four control characters more."""
 SPACE, OTHER, LETTER = 0, 1, 2
 """Classes of characters. A letter without a script has the class ``LETTER``; the scripts' classes follow it."""
 

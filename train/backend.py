@@ -232,7 +232,8 @@ def make_backend(
     """The fastest backend that this machine, this model and the configuration allow.
 
     ``eot_id``: the end-of-text token where documents must not attend to each other; None: they may. ``lean``: no
-    packed weights are kept, not for validations either.
+    packed weights are kept, not for validations either, and the head's are not all made at once. So is it where those
+    of a frozen model are too large to keep.
     """
     if (kernels := usable(model, environment.kernels)) is not None:
         # Keeping the bf16 weights costs 4 bytes a parameter; recomputation is chosen to save memory, not time. Those of
@@ -241,7 +242,8 @@ def make_backend(
         small = held_of(model.head) is None and packed_bytes(model.config, environment) < available_bytes() / 4
         keep = config.recompute == "none" and (small or not frozen) and not lean
         one_pass = config.grad_accum == 1 and not frozen
-        fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass)
+        lean = lean or (frozen and not keep)
+        fused = Fused(model, kernels, recompute=config.recompute, keep_packed=keep, one_pass=one_pass, lean=lean)
         return KernelBackend(fused, eot_id)
     model.gradient_checkpointing = config.recompute != "none"
     return AutogradBackend(model, environment, eot_id)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from slm.data.errors import UserError
 from slm.kernels.column_squares import products_bytes
+from slm.kernels.head import LEAN_LOGITS
+from slm.machine.cpp_build import cpu_flags
 from slm.machine.memory import available_bytes
 from slm.model.config import ModelConfig
 from slm.train.config import EAGER, WITHIN_BACKWARD, TrainConfig
@@ -86,21 +88,29 @@ def state_bytes(shape: ModelConfig, optimizer: str) -> int:
 def adapted_bytes(shape: ModelConfig, rank: int, bits: int = 32) -> int:
     """The weights held in ``bits``, and an adapter of all layers: f32 values, gradients and two moments.
 
-    Below 32 bits a block of 32 values has a scale of 16, embedding and head have 8, and the head's packed values are in
-    memory that packing shares.
+    Below 32 bits a block of 32 values has a scale of 16, and embedding and head have 8.
     """
     c, attended = shape, shape.n_heads * shape.head_dim
     sides = 2 * (c.d_model + attended) + 2 * (c.d_model + c.n_kv_heads * c.head_dim) + 3 * (c.d_model + c.ffn_dim)
     table = c.vocab_size * c.d_model
     tables = table * (1 if c.tie_embeddings else 2)
-    held = 4 * c.n_params if bits == 32 else (tables * 34 + (c.n_params - tables) * (4 * bits + 2)) // 32 + 4 * table
+    held = 4 * c.n_params if bits == 32 else (tables * 34 + (c.n_params - tables) * (4 * bits + 2)) // 32
     return held + 16 * rank * c.n_layers * sides
 
 
+def expected_value_bytes(config: TrainConfig) -> int:
+    """Bytes of a value of an activation, as far as that is known before a format has been measured: bf16 is faster than
+    f32 on processors with instructions for it."""
+    if config.precision == "auto":
+        return 2 if "avx512_bf16" in cpu_flags() else 4
+    return 2 if config.precision == "bf16" else 4
+
+
 def step_bytes(shape: ModelConfig, config: TrainConfig, *, value_bytes: int) -> int:
-    """What a micro-batch's layers keep for their backward pass, at least."""
+    """What a micro-batch's layers keep for their backward pass and the head's logits, at least."""
     tokens = config.micro_batch * config.seq_len
-    return shape.activation_bytes(tokens, recompute=config.recompute, value_bytes=value_bytes)
+    logits = value_bytes * min(LEAN_LOGITS, tokens * shape.vocab_size)
+    return logits + shape.activation_bytes(tokens, recompute=config.recompute, value_bytes=value_bytes)
 
 
 def _compensation_bytes(shape: ModelConfig, config: TrainConfig) -> int:

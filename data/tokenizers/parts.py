@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from slm.data.tokenizers.tokenizer import Tokenizer
+from slm.data.unicode_scripts import BLANKS
 
 Span = tuple[int, int]
 """From the first character to behind the last."""
 
-_BLANKS = "".join(chr(code) for code in (*range(9, 14), 32, 133, 160, 5760, *range(8192, 8203), 8232, 8233, 8239, 8287))
-BLANKS = _BLANKS + "\u3000"
-"""What ``tokenizers`` takes for white space (Unicode's White_Space)."""
 _BEFORE = "\n"
 """Stands for the text before a part."""
 

@@ -53,6 +53,10 @@ ARGUMENTS = {
         "logits:act:(m if keep else min(m,K.slm_cross_entropy_rows()))*v slopes?:act:m*v losses:f32:m"
     ),
     "slm_head_backward": "dlogits:act:m*v m v B:unit:v*d//U d dx:act:m*d",
+    "slm_head_block": "v",
+    "slm_head_logits": "x:act:m*d m d B:unit:n*d//U n offsets?:f32:n logits~:act:(m-1)*ld+n ld",
+    "slm_softmax": "logits:act:m*v m v cap offsets?:f32:v targets:i64:m scale keep slopes?:act:m*v losses:f32:m",
+    "slm_head_backward_part": "dlogits~:act:(m-1)*ld+n ld m B:unit:n*d//U n d dx:f32:m*d add",
     "slm_adamw": "tensors:i64:5*count count numbers:f32:1",
     "slm_sum_of_squares": "tensors:i64:2*count count",
 }

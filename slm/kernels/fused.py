@@ -63,7 +63,8 @@ class Fused:
     ``keep_packed``: hold the packed weights of both directions (4 bytes a parameter in bf16, 8 in f32) instead of
     packing them at each use. ``one_pass``: an update follows each call of ``loss_and_gradients``; it then packs at each
     use, into memory that stays in the processor's caches, which is faster than to write all of them to memory and to
-    read them once.
+    read them once. ``lean``: where the head's packed weights are not kept, some of its rows are packed at a time, and
+    at most a quarter of a GiB of logits is held.
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class Fused:
         recompute: Recompute = "none",
         keep_packed: bool = True,
         one_pass: bool = False,
+        lean: bool = False,
     ) -> None:
         reason = unsupported(model, kernels)
         if reason is not None:
             raise ValueError(f"the training kernels cannot run this model: {reason}")
         self._work = Workspace(model, kernels, recompute=recompute, keep_packed=keep_packed)
         self._keep_packed, self._one_pass = keep_packed, one_pass
-        self._forward, self._head = Forward(self._work), Head(self._work)
+        self._forward, self._head = Forward(self._work), Head(self._work, lean=lean)
         self._backward = Backward(self._work, self._forward)
 
     @property

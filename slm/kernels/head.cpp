@@ -19,6 +19,28 @@ __attribute__((noinline)) void cap_row(value* z, long v, float cap, const float*
     }
 }
 
+// The loss of one position by its logits z [v]; with `keep` they become scale * (softmax - one-hot). 0 and zeros where the
+// target is below zero. cap, offsets, slopes: as in cap_row, where cap is not 0.
+INLINE float cross_entropy(value* z, long v, long target, float scale, int keep, float cap, const float* offsets, value* slopes) {
+    if (target < 0) {
+        if (keep) memset(z, 0, v * sizeof(value));
+        if (slopes) memset(slopes, 0, v * sizeof(value));
+        return 0;
+    }
+    if (cap) cap_row(z, v, cap, offsets, slopes);
+    lanes top = all(-std::numeric_limits<float>::infinity());
+    for (long i = 0; i < v; i += LANES) top = max_of(top, load_logits(z + i));
+    const float high = max_lane(top), shift = high * LOG2_E;
+    lanes sum = {};
+    for (long i = 0; i < v; i += LANES) sum += exp2_of(load_logits(z + i) * LOG2_E - shift);
+    const float total = std::log(sum_of(sum)) + high, nats = total - logit_at(z + target);
+    if (!keep) return nats;
+    const float lse = total * LOG2_E;
+    for (long i = 0; i < v; i += LANES) store_value(z + i, exp2_of(load_logits(z + i) * LOG2_E - lse) * scale);
+    z[target] = value_of((std::exp(-nats) - 1.0f) * scale);
+    return nats;
+}
+
 }  // namespace
 
 extern "C" {
@@ -42,26 +64,8 @@ void slm_cross_entropy(const value* x, long m, long d, const packed* B, long v, 
             store_logits(out + row * v + panel * NR, a, b);
         }, [&](long row, long panel) ALWAYS { will_write(out + row * v + panel * NR); });
         share.each(n, [&](long r) {
-            value* z = out + r * v;
-            const long target = targets[start + r];
-            if (target < 0) {
-                losses[start + r] = 0;
-                if (keep) memset(z, 0, v * sizeof(value));
-                if (slopes) memset(slopes + (start + r) * v, 0, v * sizeof(value));
-                return;
-            }
-            if (cap) cap_row(z, v, cap, offsets, slopes ? slopes + (start + r) * v : nullptr);
-            lanes top = all(-std::numeric_limits<float>::infinity());
-            for (long i = 0; i < v; i += LANES) top = max_of(top, load_logits(z + i));
-            const float high = max_lane(top), shift = high * LOG2_E;
-            lanes sum = {};
-            for (long i = 0; i < v; i += LANES) sum += exp2_of(load_logits(z + i) * LOG2_E - shift);
-            const float total = std::log(sum_of(sum)) + high, nats = total - logit_at(z + target);
-            losses[start + r] = nats;
-            if (!keep) return;
-            const float lse = total * LOG2_E;
-            for (long i = 0; i < v; i += LANES) store_value(z + i, exp2_of(load_logits(z + i) * LOG2_E - lse) * scale);
-            z[target] = value_of((std::exp(-nats) - 1.0f) * scale);
+            value* bends = slopes ? slopes + (start + r) * v : nullptr;
+            losses[start + r] = cross_entropy(out + r * v, v, targets[start + r], scale, keep, cap, offsets, bends);
         });
     };
     in_parallel([&](Share& share) {
@@ -73,6 +77,47 @@ void slm_cross_entropy(const value* x, long m, long d, const packed* B, long v, 
 void slm_head_backward(const value* dlogits, long m, long v, const packed* B, long d, value* dx) {
     gemm(dlogits, v, m, B, v, head_block(v), d / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
         store_values(dx + row * d + panel * NR, a, b);
+    }, [&](long row, long panel) ALWAYS { will_write(dx + row * d + panel * NR); });
+}
+
+// The same in three calls that need some of the head's rows at a time, packed as if they were a whole head.
+
+// Rows of a head of v that slm_head_backward_part takes at once to give the values of slm_head_backward to the bit.
+long slm_head_block(long v) { return head_block(v); }
+
+// logits [m, n] = x [m, d] B, plus offsets [n] where given; rows of logits are ld values apart.
+void slm_head_logits(const value* x, long m, long d, const packed* B, long n, const float* offsets, value* logits, long ld) {
+    gemm(x, d, m, B, d, block_of(d), n / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+        if (offsets) {
+            a += load_f32(offsets + panel * NR);
+            b += load_f32(offsets + panel * NR + LANES);
+        }
+        store_logits(logits + row * ld + panel * NR, a, b);
+    }, [&](long row, long panel) ALWAYS { will_write(logits + row * ld + panel * NR); });
+}
+
+// losses [m] of logits [m, v], which become scale * (softmax - one-hot) where they are kept. cap, slopes: as in
+// slm_cross_entropy; offsets count with a cap alone, and slm_head_logits has added them otherwise.
+void slm_softmax(value* logits, long m, long v, float cap, const float* offsets, const int64_t* targets, float scale, int keep,
+                 value* slopes, float* losses) {
+    in_parallel([&](Share& share) {
+        share.each(m, [&](long r) {
+            value* bends = slopes ? slopes + r * v : nullptr;
+            losses[r] = cross_entropy(logits + r * v, v, targets[r], scale, keep, cap, offsets, bends);
+        });
+    });
+}
+
+// dx [m, d], f32, (+)= dlogits [m, n] W; rows of dlogits are ld values apart.
+void slm_head_backward_part(const value* dlogits, long ld, long m, const packed* B, long n, long d, float* dx, int add) {
+    gemm(dlogits, ld, m, B, n, head_block(n), d / NR, [&](long row, long panel, lanes a, lanes b) ALWAYS {
+        float* out = dx + row * d + panel * NR;
+        if (add) {
+            a += load_f32(out);
+            b += load_f32(out + LANES);
+        }
+        store_f32(out, a);
+        store_f32(out + LANES, b);
     }, [&](long row, long panel) ALWAYS { will_write(dx + row * d + panel * NR); });
 }
 

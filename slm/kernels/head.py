@@ -5,7 +5,8 @@ Shape suffixes: N positions, R of them at a time, D model width, V vocabulary.
 Tested in tests/slm/kernels/test_fused.py, tests/train/objective/test_preference.py.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from slm.kernels.gradients import gradient_of, run_hooks
 from slm.kernels.native import Kernels
-from slm.kernels.operations import add_weight_gradient, norm, norm_backward
+from slm.kernels.operations import add_product, add_weight_gradient, norm, norm_backward
 from slm.kernels.packed import PackedWeights
 from slm.kernels.workspace import Workspace
 from slm.model.head_loss import HeadLoss, HeadPass
@@ -23,6 +24,11 @@ HEAD_ROWS = 2048
 """The most positions with logits in memory at once."""
 HEAD_LOGITS = 1 << 27
 """Logits held at once, at most: a vocabulary of 262,144 would take 2 GiB otherwise."""
+LEAN_LOGITS = 1 << 26
+"""The same where memory counts for more than time."""
+LEAN_ROWS = 4096
+"""Rows of the head that are packed at once, and get their gradient at once, where memory counts: no more than a layer
+has."""
 
 
 class ScaledSum:
@@ -42,10 +48,11 @@ def _scored(targets_N: Tensor) -> Tensor | None:
 
 
 class Head:
-    """Final norm and output projection of one model."""
+    """Final norm and output projection of one model. ``lean``: the head is packed some rows at a time, and fewer logits
+    are held at once."""
 
-    def __init__(self, work: Workspace) -> None:
-        self._work, self._packed = work, work.head
+    def __init__(self, work: Workspace, *, lean: bool = False) -> None:
+        self._work, self._packed, self._lean = work, work.head, lean
 
     @property
     def _kernels(self) -> Kernels:
@@ -53,12 +60,31 @@ class Head:
 
     def losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
         """Cross-entropies [N], f32 nats, of the normed hidden states; the logits are given up at once."""
-        logits = self._work.buffer("some_logits", self._kernels.slm_cross_entropy_rows(), self._packed.rows)
         if (scored_R := _scored(targets_N)) is None:
-            return self._cross_entropy(h_ND, targets_N, logits, None, self._packed, None)
+            return self._losses(h_ND, targets_N)
         losses_N = torch.zeros(len(targets_N))
-        losses_R = self._cross_entropy(h_ND[scored_R], targets_N[scored_R], logits, None, self._packed, None)
-        return losses_N.index_copy_(0, scored_R, losses_R)
+        return losses_N.index_copy_(0, scored_R, self._losses(h_ND[scored_R], targets_N[scored_R]))
+
+    def _losses(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
+        N, V = len(h_ND), self._packed.rows
+        if self._in_slices(self._packed):
+            at_once = self._at_once(N, V)
+            logits, parts = self._work.room("logits", at_once, V), [*_slices(N, at_once)]
+        else:
+            logits, parts = self._work.buffer("some_logits", self._kernels.slm_cross_entropy_rows(), V), [slice(N)]
+        return torch.cat(
+            [self._cross_entropy(h_ND[each], targets_N[each], logits, None, self._packed, None) for each in parts]
+        )
+
+    def _in_slices(self, packed: PackedWeights) -> bool:
+        """Whether some rows of this head are packed at a time."""
+        return self._lean and not packed.keep
+
+    def _at_once(self, n_rows: int, vocabulary: int) -> int:
+        """How many of ``n_rows`` positions have logits at once. Soft-capped ones have slopes beside them."""
+        values = vocabulary * (2 if self._work.config.logit_cap else 1)
+        most = min(n_rows, HEAD_ROWS, max(1, (LEAN_LOGITS if self._lean else HEAD_LOGITS) // values))
+        return math.ceil(n_rows / math.ceil(n_rows / most)) if self._lean else most
 
     def softmax_gradient(
         self, h_ND: Tensor, targets_N: Tensor, scale: float, words_V: Tensor | None, offsets_V: Tensor | None
@@ -102,15 +128,13 @@ class Head:
     def _pass(self, asked: HeadPass, h_ND: Tensor, targets_N: Tensor, dh_ND: Tensor) -> float:
         """Write one pass's gradient in ``h_ND``, and add that in the head's weights. Returns the summed loss."""
         packed = self._packed if asked.words is None else self._some(asked.words)
-        work, (N, D), V = self._work, h_ND.shape, packed.rows
-        cap = work.config.logit_cap
-        at_once = min(N, HEAD_ROWS, max(1, HEAD_LOGITS // (2 * V if cap else V)))
-        logits = work.room("logits", at_once, V)
-        slopes = work.room("slopes", at_once, V) if cap else None
+        N, V = len(h_ND), packed.rows
+        at_once = self._at_once(N, V)
+        logits = self._work.room("logits", at_once, V)
+        slopes = self._work.room("slopes", at_once, V) if self._work.config.logit_cap else None
         nats = 0.0
-        for start in range(0, N, at_once):
-            part = slice(start, min(N, start + at_once))
-            rows = part.stop - start
+        for part in _slices(N, at_once):
+            rows = part.stop - part.start
             scale = 1.0 if isinstance(asked.weights, Tensor) else asked.weights
             losses_R = self._cross_entropy(h_ND[part], targets_N[part], logits, scale, packed, asked.offsets, slopes)
             nats += losses_R.sum(dtype=torch.float64).item()
@@ -120,14 +144,33 @@ class Head:
                 asked.soften(logits[:rows], losses_R, part)
             if slopes is not None:
                 logits[:rows] *= slopes[:rows]
-            self._kernels.slm_head_backward(logits, rows, V, packed.layout("backward"), D, dh_ND[part])
-            add_weight_gradient(work, "head", logits[:rows], h_ND[part], packed.weights[0], self._kernels)
+            self._products_backward(logits[:rows], h_ND[part], packed, dh_ND[part])
         if asked.words is not None and packed.weights[0].grad is not None:
             grad, add = gradient_of(self._packed.weights[0])
             if not add:
                 grad.zero_()
             grad.index_add_(0, asked.words, packed.weights[0].grad)
         return nats
+
+    def _products_backward(self, dlogits_RV: Tensor, h_RD: Tensor, packed: PackedWeights, dh_RD: Tensor) -> None:
+        """Write the gradient of ``h_RD``, and add that of the head's weights."""
+        kernels, work, (R, V), D = self._kernels, self._work, dlogits_RV.shape, h_RD.shape[1]
+        weight = packed.weights[0]
+        if not self._in_slices(packed):
+            kernels.slm_head_backward(dlogits_RV, R, V, packed.layout("backward"), D, dh_RD)
+            add_weight_gradient(work, "head", dlogits_RV, h_RD, weight, kernels)
+            return
+        sums_RD = dh_RD if dh_RD.dtype == torch.float32 else work.room("dh_sums", R, D, dtype=torch.float32)
+        for some in _slices(V, kernels.slm_head_block(V)):
+            part_RS, panels = dlogits_RV[:, some], packed.layout_of("backward", some)
+            add = int(some.start > 0)
+            kernels.slm_head_backward_part(part_RS, V, R, panels, part_RS.shape[1], D, sums_RD, add)
+        if sums_RD is not dh_RD:
+            dh_RD.copy_(sums_RD)
+        if weight.requires_grad:
+            grad, add = gradient_of(weight)
+            for some in _slices(V, LEAN_ROWS):
+                add_product(work, "head", dlogits_RV[:, some], h_RD, grad[some], add, kernels)
 
     def _some(self, words_V: Tensor) -> PackedWeights:
         """The head's rows of these ids, as separate weights."""
@@ -149,9 +192,20 @@ class Head:
         that is the gradient in the capped ones, and ``slopes`` [N, V] gets the derivatives of these."""
         (N, D), V = h_ND.shape, packed.rows
         losses_N = torch.empty(N)
-        weights, keep = packed.layout("forward"), int(scale is not None)
-        self._kernels.slm_cross_entropy(
-            *(h_ND, N, D, weights, V, self._work.config.logit_cap or 0.0),
-            *(offsets_V, targets_N, scale or 0.0, keep, logits, slopes, losses_N),
-        )
+        kernels, keep, cap = self._kernels, int(scale is not None), self._work.config.logit_cap or 0.0
+        if not self._in_slices(packed):
+            kernels.slm_cross_entropy(
+                *(h_ND, N, D, packed.layout("forward"), V, cap, offsets_V),
+                *(targets_N, scale or 0.0, keep, logits, slopes, losses_N),
+            )
+            return losses_N
+        for some in _slices(V, LEAN_ROWS):
+            offsets = None if offsets_V is None or cap else offsets_V[some]
+            panels, n_rows = packed.layout_of("forward", some), some.stop - some.start
+            kernels.slm_head_logits(h_ND, N, D, panels, n_rows, offsets, logits[:, some], V)
+        kernels.slm_softmax(logits, N, V, cap, offsets_V, targets_N, scale or 0.0, keep, slopes, losses_N)
         return losses_N
+
+
+def _slices(count: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(count, start + size)) for start in range(0, count, size))

@@ -279,6 +279,10 @@ SIGNATURES = SIZES | {
     "slm_embed_backward": [P, P, L, L, P],
     "slm_cross_entropy": [P, L, L, P, L, F, P, P, F, I, P, P, P],
     "slm_head_backward": [P, L, L, P, L, P],
+    "slm_head_block": [L],
+    "slm_head_logits": [P, L, L, P, L, P, P, L],
+    "slm_softmax": [P, L, L, F, P, P, F, I, P, P],
+    "slm_head_backward_part": [P, L, L, P, L, L, P, I],
     "slm_adamw": [P, L, P],
     "slm_sum_of_squares": [P, L],
 }
@@ -287,6 +291,8 @@ ALLOCATING = ("slm_attention_forward", "slm_attention_backward")
 """Functions that allocate memory, and return 1 where there is none."""
 SUMMING = ("slm_sum_of_squares",)
 """Functions that return a number (f64)."""
+COUNTING = (*SIZES, "slm_head_block")
+"""Functions that return a whole number."""
 
 
 class Kernels:
@@ -307,7 +313,7 @@ class Kernels:
             function = getattr(library, each)
             function.argtypes = arguments
             function.restype = (
-                L if each in SIZES else I if each in ALLOCATING else ctypes.c_double if each in SUMMING else None
+                L if each in COUNTING else I if each in ALLOCATING else ctypes.c_double if each in SUMMING else None
             )
             if each in ALLOCATING:
                 function.errcheck = _check_memory

@@ -64,9 +64,7 @@ class PackedWeights:
         per_unit = self.kernels.values_per_unit
         size = self.rows * self.width // per_unit
         if not self.keep:
-            if len(PackedWeights.shared) < size:
-                PackedWeights.shared = torch.empty(size, dtype=torch.int32)
-            out = PackedWeights.shared
+            out = _shared(size)
         else:
             if direction not in self._memory:
                 self._memory[direction] = torch.empty(size, dtype=torch.int32)
@@ -94,3 +92,22 @@ class PackedWeights:
             if len(piece):
                 at = 2 * start * k // self.kernels.values_per_unit
                 self.kernels.slm_pack_forward(piece, len(piece), k, out[at:], column)
+
+    def layout_of(self, direction: Direction, some: slice) -> Tensor:
+        """The layout of ``some`` rows of the one layer, as if it had no others, in the memory that all stacks share."""
+        (weight,) = self.weights
+        n_rows, per_unit = some.stop - some.start, self.kernels.values_per_unit
+        out = _shared(n_rows * self.width // per_unit)
+        for start, part in parts(weight, some):
+            n, k = part.shape
+            if direction == "backward":
+                self.kernels.slm_pack_backward(part, n, k, out, start, n_rows)
+            else:
+                self.kernels.slm_pack_forward(part, n, k, out[start * k // per_unit :], 0)
+        return out
+
+
+def _shared(size: int) -> Tensor:
+    if len(PackedWeights.shared) < size:
+        PackedWeights.shared = torch.empty(size, dtype=torch.int32)
+    return PackedWeights.shared

@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as C
 
 from slm.data.chat.content_spans import grammar_name
 from slm.data.errors import UserError
+from slm.data.unicode_scripts import BLANKS
 from slm.llama.errors import LlamaError, MisuseError
 from slm.llama.gguf_check import parts, read_header
 from slm.llama.log import clear_log, first_error
@@ -159,7 +160,10 @@ class Model:
         self, text: str, literal: Sequence[tuple[int, int]], *, add_special: bool, parse_special: bool
     ) -> list[int]:
         """Token ids of a prompt: as ``tokenize``, but in the ``literal`` spans of characters, in order, nothing is read
-        as a special token."""
+        as a special token.
+
+        White space that a special token of another part swallows is left out, as in training (``PartEncoder``).
+        """
         parts: list[tuple[int, int, bool]] = []
         start = 0
         for begin, end in literal:
@@ -171,9 +175,20 @@ class Model:
         if start < len(text) or not parts:
             parts.append((start, len(text), parse_special))
         tokens: list[int] = []
-        for begin, end, parse in parts:
-            tokens += self.tokenize(text[begin:end], add_special=add_special and begin == 0, parse_special=parse)
+        for place, (begin, end, parse) in enumerate(parts):
+            part = text[begin:end]
+            if tokens and self.strips(tokens[-1])[1]:
+                part = part.lstrip(BLANKS)
+            if parts[place + 1 :] and parts[place + 1][2] and text.startswith(self._swallowing_before, end):
+                part = part.rstrip(BLANKS)
+            if part or not begin:
+                tokens += self.tokenize(part, add_special=add_special and begin == 0, parse_special=parse)
         return tokens
+
+    @cached_property
+    def _swallowing_before(self) -> tuple[str, ...]:
+        """The special tokens that swallow the white space before them."""
+        return tuple(self.token_name(token) for token in range(self.n_vocab) if self.strips(token)[0])
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """UTF-8 bytes of a token, which may end inside a character; b"" for control tokens unless ``special``."""

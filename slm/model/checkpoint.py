@@ -27,7 +27,7 @@ from slm.model.config import ModelConfig
 from slm.model.layers.held import computed, held_of
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
 from slm.model.snapshot import Computed, Snapshot
-from slm.model.stored_weights import HEAD, has_own_head, note_own_head, with_table
+from slm.model.stored_weights import HEAD, ROTARY, has_own_head, note_own_head, with_table
 from slm.model.stored_weights import WEIGHTS as WEIGHTS
 from slm.model.stored_weights import load_weights as load_weights
 from slm.model.transformer import LanguageModel, empty_model
@@ -78,7 +78,7 @@ def load_model(directory: str | Path, dtype: torch.dtype = torch.float32) -> Lan
 
 def load_into(model: LanguageModel, weights: dict[str, Tensor], where: str) -> None:
     """Copy ``weights`` into ``model``; UserError names the first tensor that is missing, unknown or misshapen."""
-    weights = {name: tensor for name, tensor in weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    weights = {name: tensor for name, tensor in weights.items() if not name.endswith(ROTARY)}
     if model.config.tie_embeddings:
         weights = with_table(weights)
     own = model.state_dict()

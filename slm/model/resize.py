@@ -3,15 +3,17 @@
 Shape suffixes: V vocabulary, D model width.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from slm.model import checkpoint
 from slm.model.config import ModelConfig
-from slm.model.transformer import LanguageModel, empty_model
+from slm.model.held.held_model import assemble
+from slm.model.stored_weights import stream_weights
+from slm.model.transformer import LanguageModel
 
 MULTIPLE = 64
 """Rows are padded up to a multiple of this."""
@@ -47,14 +49,17 @@ def spread_rows(table_VD: Tensor, new: range) -> None:
 def load_model(directory: str | Path, shape: ModelConfig, *, spread: range = range(0)) -> LanguageModel:
     """The model in ``directory`` as ``shape``, which differs from its own in the vocabulary's rows at most.
 
-    ``spread``: ids that are new in the tokenizer. Their rows are moved apart.
+    ``spread``: ids that are new in the tokenizer. Their rows are moved apart. One tensor at a time is in memory in the
+    form in which it is stored.
     """
-    weights = checkpoint.load_weights(directory)
-    for name in TABLES:
-        if name in weights:
-            weights[name] = with_rows(weights[name], shape.vocab_size)
+    return assemble(shape, stream_resized(directory, shape, spread=spread), lambda *_: None, where=str(directory))
+
+
+def stream_resized(directory: str | Path, shape: ModelConfig, *, spread: range) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of ``load_model`` one at a time, as stored."""
+    for name, tensor in stream_weights(directory, tied=shape.tie_embeddings):
+        if name in TABLES:
+            tensor = with_rows(tensor, shape.vocab_size)
             if spread:
-                spread_rows(weights[name], spread)
-    model = empty_model(shape)
-    checkpoint.load_into(model, weights, where=str(directory))
-    return model
+                spread_rows(tensor, spread)
+        yield name, tensor

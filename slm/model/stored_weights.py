@@ -32,6 +32,8 @@ _PART = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _PREFIXES = ("_orig_mod.", "module.", "base_model.model.", "language_model.")
 """Prefixes of torch.compile, DistributedDataParallel and PEFT, and of the text model in one that sees."""
+ROTARY = "rotary_emb.inv_freq"
+"""How a tensor's name ends that old Llama checkpoints hold and the configuration gives."""
 _INNER = "model.language_model."
 """How such a text model's names begin otherwise, but for the head's."""
 _QUANTIZED = {
@@ -72,7 +74,8 @@ def stream_weights(directory: str | Path, *, tied: bool) -> Iterator[tuple[str, 
     """
     if (places := stored_places(directory, tied=tied)) is None:
         weights = load_weights(directory)
-        yield from (with_table(weights) if tied else weights).items()
+        found = with_table(weights) if tied else weights
+        yield from ((name, tensor) for name, tensor in found.items() if not name.endswith(ROTARY))
         return
     for name, (path, stored) in places.items():
         tensor = _tensor(path, stored)  # opened anew: what was read before is given up
@@ -96,7 +99,7 @@ def stored_places(directory: str | Path, *, tied: bool) -> dict[str, tuple[Path,
     found = {}
     for each, path in places.items():
         name = names[each]
-        if name.endswith("rotary_emb.inv_freq"):
+        if name.endswith(ROTARY):
             continue
         if tied and name == HEAD:
             if TABLE in names.values():

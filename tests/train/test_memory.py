@@ -49,7 +49,7 @@ def test_a_model_beyond_the_memory_is_refused_and_a_tight_step_is_warned_of(monk
 
 
 def test_a_step_counts_what_the_kernels_keep_and_the_format_of_its_values(monkeypatch):
-    values = 4 * 32 * (4 * 256 + 3 * 256)
+    values = 4 * 32 * (4 * 256 + 3 * 256 + SMALL.vocab_size)
     for value_bytes, packed, step in ((2, False, 2 * values), (4, True, 4 * values + 8 * SMALL.n_params)):
         needed = SMALL.training_state_bytes + step
         options = {"value_bytes": value_bytes, "packed": packed}
@@ -84,6 +84,23 @@ def test_all_estimates_of_a_steps_memory_are_of_one_formula():
     assert stated <= measured <= 3 * stated  # it is a lower bound: uncompiled steps keep more
     assert SMALL.activation_bytes(tokens, recompute="layer") * 7 == SMALL.activation_bytes(tokens)
     assert choice.memory_bytes(SMALL, 4, 32) == SMALL.training_state_bytes + stated + 2**29
+
+
+def test_a_value_is_expected_in_the_format_that_the_processor_is_faster_in(monkeypatch):
+    for flags, expected in (({"avx512f", "avx512_bf16"}, 2), ({"avx2"}, 4)):
+        monkeypatch.setattr(memory, "cpu_flags", lambda flags=flags: flags)
+        assert memory.expected_value_bytes(config()) == expected
+        assert memory.expected_value_bytes(config(precision="bf16")) == 2
+        assert memory.expected_value_bytes(config(precision="f32")) == 4
+
+
+def test_the_logits_that_the_head_has_at_once_count():
+    """A quarter of a GiB at most, in f32: a head with more is computed for some positions at a time."""
+    large = replace(SMALL, vocab_size=151_936)
+    for tokens, logits in ((100, 400 * 151_936), (1024, 2**28)):
+        kept = large.activation_bytes(tokens, value_bytes=4)
+        step = memory.step_bytes(large, config(seq_len=tokens, micro_batch=1), value_bytes=4)
+        assert step == kept + logits
 
 
 def test_what_rounding_makes_up_for_errors_with_counts(monkeypatch):

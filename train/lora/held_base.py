@@ -6,7 +6,6 @@ these types are found again in the values that they stand for: layers that a GGU
 Tested in tests/train/lora/test_held_base.py.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +19,10 @@ from slm.model import resize
 from slm.model.checkpoint import load_config
 from slm.model.config import ModelConfig
 from slm.model.held.held_model import assemble
-from slm.model.stored_weights import stream_weights
 from slm.model.transformer import LanguageModel
 from slm.train.config import RunConfig
 from slm.train.environment import Environment
-from slm.train.memory import GIB, adapted_bytes, step_bytes
+from slm.train.memory import GIB, adapted_bytes, expected_value_bytes, step_bytes
 
 KINDS = {8: "q8_0", 4: "q4_0"}
 BLOCK = 32
@@ -71,7 +69,8 @@ def is_held(config: RunConfig) -> bool:
         shape = load_config(str(config.init_from))
     except UserError:  # the run says so
         return False
-    return adapted_bytes(shape, rank) + step_bytes(shape, config.train, value_bytes=2) > available_bytes()
+    step = step_bytes(shape, config.train, value_bytes=expected_value_bytes(config.train))
+    return adapted_bytes(shape, rank) + step > available_bytes()
 
 
 def _hindrance(config: RunConfig, shape: ModelConfig, environment: Environment, processes: int) -> str | None:
@@ -104,15 +103,5 @@ def load(directory: str | Path, shape: ModelConfig, bits: int, *, spread: range 
             return None
         return HeldBlocks(KINDS[8 if name in resize.TABLES else bits], tensor.float().numpy())
 
-    def resized() -> Iterator[tuple[str, Tensor]]:
-        for name, stored in stream_weights(directory, tied=shape.tie_embeddings):
-            if name not in resize.TABLES:
-                yield name, stored
-                continue
-            table = resize.with_rows(stored, shape.vocab_size).float()
-            if spread:
-                resize.spread_rows(table, spread)
-            yield name, table
-
     give_back_freed_memory()  # each matrix is f32 for a moment, and blocks that stay would lie between them
-    return assemble(shape, resized(), place, where=str(directory))
+    return assemble(shape, resize.stream_resized(directory, shape, spread=spread), place, where=str(directory))

@@ -24,6 +24,9 @@ PARTS = {
     "slm_bias_gradient": "projections",
     "slm_cross_entropy": "head and loss",
     "slm_head_backward": "head and loss",
+    "slm_head_logits": "head and loss",
+    "slm_softmax": "head and loss",
+    "slm_head_backward_part": "head and loss",
     "slm_pack_forward": "packing weights",
     "slm_pack_backward": "packing weights",
     "slm_rmsnorm": "norms and embedding",
@@ -79,9 +82,9 @@ class _Clock:
         def call(*arguments: Any) -> Any:
             began = perf_counter()
             result = function(*arguments)
-            of_head = name == "slm_weight_gradient" and self._last == "slm_head_backward"
+            of_head = name == "slm_weight_gradient" and self._last.startswith("slm_head_backward")
             self._add("head and loss" if of_head else part, perf_counter() - began)
-            self._last = name
+            self._last = self._last if of_head else name
             return result
 
         return call

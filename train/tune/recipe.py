@@ -22,7 +22,7 @@ from slm.model import checkpoint
 from slm.model.config import ModelConfig
 from slm.runs import LATEST, Run, resolve, saved_config
 from slm.train.config import WITHIN_BACKWARD, RunConfig, TrainConfig
-from slm.train.memory import GIB, adapted_bytes, state_bytes, step_bytes
+from slm.train.memory import GIB, adapted_bytes, expected_value_bytes, state_bytes, step_bytes
 from slm.train.report.run_record import RunRecord
 from slm.train.tune.config import TuneOptions
 
@@ -123,14 +123,15 @@ def recomputed(config: RunConfig, shape: ModelConfig) -> tuple[RunConfig, str | 
     fits into the free memory only then; else the run as it is.
 
     An adapter's base counts with 4 bits unless ``lora.base_bits`` says otherwise, which is what is chosen where memory
-    is short, and a value of an activation with 2 bytes.
+    is short.
     """
     again, free = replace(config.train, gradient_checkpointing=True), available_bytes()
     if config.lora.rank:
         state = adapted_bytes(shape, config.lora.rank, config.lora.base_bits or 4)
     else:
         state = state_bytes(shape, config.optim.name)
-    needed, less = (state + step_bytes(shape, each, value_bytes=2) for each in (config.train, again))
+    size = expected_value_bytes(config.train)
+    needed, less = (state + step_bytes(shape, each, value_bytes=size) for each in (config.train, again))
     if needed <= free or less > free or config.train.recompute == "layer":
         return config, None
     line = (

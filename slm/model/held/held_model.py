@@ -53,7 +53,7 @@ def assemble(
         held = hold_as(name, tensor) if name in modules else None
         if held is None:
             module, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.float().clone()))
+            setattr(model.get_submodule(module), leaf, nn.Parameter(tensor.to(torch.float32, copy=True)))
         else:
             hold(modules[name], held)
     check_complete(own, found, where=where)

@@ -53,20 +53,21 @@ def whole(weight: Tensor) -> Tensor:
     return weight if held is None else torch.from_numpy(held.rows(slice(None)))
 
 
-def parts(weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """(first row, rows) of the weight's values: all at once where they are there, else some at a time, each
-    written over the ones before."""
+def parts(weight: Tensor, some: slice = slice(None)) -> Iterator[tuple[int, Tensor]]:
+    """(place among them, rows) of ``some`` of the weight's rows: all at once where they are there, else a few at a
+    time, each written over the ones before."""
     global _scratch
     if (held := held_of(weight)) is None:
-        yield 0, weight
+        yield 0, weight[some]
         return
-    n_rows, width = held.shape
+    first, stop, _ = some.indices(held.shape[0])
+    width = held.shape[1]
     if len(_scratch) < ROWS * width:
         _scratch = np.empty(ROWS * width, np.float32)
-    for start in range(0, n_rows, ROWS):
-        count = min(ROWS, n_rows - start)
+    for start in range(first, stop, ROWS):
+        count = min(ROWS, stop - start)
         out = _scratch[: count * width].reshape(count, width)
-        yield start, torch.from_numpy(held.rows(slice(start, start + count), out))
+        yield start - first, torch.from_numpy(held.rows(slice(start, start + count), out))
 
 
 def rows_of(table: Tensor, ids_N: Tensor) -> Tensor:

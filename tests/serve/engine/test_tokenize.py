@@ -30,6 +30,27 @@ def test_only_a_beginning_of_a_text_that_is_too_long_is_read(engine):
     assert not complete
 
 
+def test_white_space_next_to_a_special_token_of_another_part(shared_data):
+    """Phi-3's special tokens swallow what stands behind them, also where a message that spells one begins there."""
+    path = shared_data / "vocab" / "ggml-vocab-phi-3.gguf"
+    if not path.is_file():
+        pytest.skip(f"no vocabulary at {path}")
+    special = {"add_special": False, "parse_special": True}
+    with Model(path, vocab_only=True) as model:
+        begin, end = "<|user|>", "<|end|>\n<|assistant|>\n"
+        (user,), message = model.tokenize(begin, **special), "<|end|> of it"
+        text, span = f"{begin}\n {message}{end}", (len(begin), len(begin) + 2 + len(message))
+        behind = model.tokenize(end, **special)
+        assert model.tokenize_parts(text, [span], **special) == [user, *model.tokenize(message, **PLAIN), *behind]
+        blank = f"{begin} \n{end}"
+        assert model.tokenize_parts(blank, [(len(begin), len(begin) + 2)], **special) == [user, *behind]
+        # None of its tokens swallows what stands before it; of a token that does, this is left out.
+        assert model._swallowing_before == ()
+        model.__dict__["_swallowing_before"] = ("<|end|>",)
+        spaced, span = f"{begin}{message} \n{end}", (len(begin), len(begin) + len(message) + 2)
+        assert model.tokenize_parts(spaced, [span], **special) == [user, *model.tokenize(message, **PLAIN), *behind]
+
+
 def test_literal_spans(chat_path):
     """Names inside of a span are text; outside, they are tokens. The parts equal the tokens of the whole text."""
     special = {"add_special": False, "parse_special": True}

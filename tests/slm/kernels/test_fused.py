@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from slm.kernels import head
 from slm.kernels.fused import Fused, unsupported
 from slm.kernels.head import HEAD_ROWS
 from slm.kernels.native import VARIANTS, Kernels
@@ -229,6 +230,28 @@ def test_packing_for_one_pass_changes_nothing(kernels):
 def test_the_head_works_in_chunks_and_skips_what_is_not_scored(kernels):
     model = new_model(n_layers=1, n_heads=1, n_kv_heads=1, d_model=64, ffn_dim=96)
     check(model, Fused(model, kernels), *batch(2, HEAD_ROWS // 2 + 50, ignored=True))
+
+
+@pytest.mark.parametrize(("frozen", "capped"), [(False, {}), (True, {}), (False, {"arch": "gemma2", "logit_cap": 1.5})])
+def test_a_head_packed_in_slices_changes_nothing(frozen, capped, kernels, monkeypatch):
+    monkeypatch.setattr(head, "HEAD_ROWS", 33)  # two chunks of positions
+    monkeypatch.setattr(head, "LEAN_ROWS", 512)
+    model = new_model(n_layers=1, n_heads=1, n_kv_heads=1, d_model=64, ffn_dim=96, vocab_size=2080, **capped)
+    assert kernels.head.slm_head_block(2080) < 2080
+    model.head.requires_grad_(not frozen)
+    ids, targets = batch(2, 33)
+    found = []
+    for lean in (False, True):
+        fused = Fused(model, kernels, keep_packed=False, lean=lean)
+        losses, loss = fused.losses(ids, targets), fused.loss_and_gradients(ids, targets)
+        found.append((losses, loss, {name: each.grad for name, each in model.named_parameters()}))
+        model.zero_grad()
+    (losses, loss, expected), (lean_losses, lean_loss, gradients) = found
+    assert torch.equal(lean_losses, losses)
+    assert lean_loss == loss
+    assert gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert torch.equal(gradients[name], gradient) if gradient is not None else gradients[name] is None, name
 
 
 @grid("shape", [("grouped",), ("gemma3",), ("lfm2",)], [("gemma3",), ("lfm2",)])  # Gemma's has layers without a window

@@ -24,7 +24,7 @@ from slm.train.config import LoraConfig, RunConfig
 from slm.train.lora import held_base
 from slm.train.lora.adapter import AdapterParameters
 from slm.train.lora.base import BASE
-from slm.train.memory import adapted_bytes
+from slm.train.memory import adapted_bytes, step_bytes
 from tests.helpers.kernels import kernels_for_test
 from tests.helpers.small_run import differences
 from tests.slm.kernels.test_fused import SHAPES, batch, new_model
@@ -121,7 +121,7 @@ def config_of(bits: int | None, **changes) -> SimpleNamespace:
 def test_blocks_are_chosen_where_f32_does_not_fit(monkeypatch):
     shape = new_model(**SHAPES["grouped"]).config
     environment = SimpleNamespace(kernels=kernels_for_test("avx2"), precision="f32")
-    step = shape.activation_bytes(8, value_bytes=4)
+    step = step_bytes(shape, config_of(None).train, value_bytes=4)
 
     def chosen(room: int, **changes) -> held_base.BaseBits:
         monkeypatch.setattr(held_base, "available_bytes", lambda: room)

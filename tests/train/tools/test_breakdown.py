@@ -21,11 +21,15 @@ def test_every_kernel_is_called_and_its_time_goes_to_its_part():
     assert set(seconds) == {"projections"}
     clocked.slm_weight_gradient()
     assert set(seconds) == {"projections"}
-    clocked.slm_head_backward()
+    clocked.slm_head_backward_part()
     of_the_head = seconds["head and loss"]
     clocked.slm_weight_gradient_scratch()
     clocked.slm_weight_gradient()
     assert seconds["head and loss"] > of_the_head
+    of_the_head = seconds["head and loss"]
+    clocked.slm_weight_gradient()  # of further rows of the head
+    assert seconds["head and loss"] > of_the_head
+    clocked.slm_rmsnorm_backward()
     of_the_head, of_layers = seconds["head and loss"], seconds["projections"]
     clocked.slm_weight_gradient()
     assert seconds["head and loss"] == of_the_head

@@ -21,7 +21,7 @@ from slm.model.checkpoint import load_config, save_model
 from slm.model.transformer import LanguageModel
 from slm.runs import Run, list_checkpoints, resolve
 from slm.train.config import RunConfig
-from slm.train.memory import adapted_bytes, state_bytes, step_bytes
+from slm.train.memory import adapted_bytes, expected_value_bytes, state_bytes, step_bytes
 from slm.train.tune import recipe, rule
 from slm.train.tune.__main__ import tuning
 from slm.train.tune.config import TuneOptions
@@ -429,14 +429,16 @@ def test_what_cannot_be_tuned_is_one_line(tmp_path):
         tuning([f"base={tmp_path}/nothing"])
 
 
-@pytest.mark.parametrize("more", [["lora.rank=4"], ["lora.rank=4", "lora.base_bits=8"], []])
+@pytest.mark.parametrize("more", [["lora.rank=4"], ["lora.rank=4", "lora.base_bits=8"], [], ["optim=adafactor"]])
 def test_layers_are_computed_again_where_a_step_fits_only_then(more, monkeypatch):
     shape = tiny.config(n_layers=8)
-    words = [*more, "init_from=base", "optim=adamw", "train.seq_len=1024", "train.micro_batch=8"]
+    words = ["init_from=base", "optim=adamw", "train.seq_len=1024", "train.micro_batch=8", *more]
+    if "optim=adafactor" in more:
+        words += ["train.grad_accum=1", "optim.grad_clip=0"]
     config = build(RunConfig, options_of("train", words))
     bits = config.lora.base_bits or 4
-    state = adapted_bytes(shape, 4, bits) if config.lora.rank else state_bytes(shape, "adamw")
-    whole = state + step_bytes(shape, config.train, value_bytes=2)
+    state = adapted_bytes(shape, 4, bits) if config.lora.rank else state_bytes(shape, config.optim.name)
+    whole = state + step_bytes(shape, config.train, value_bytes=expected_value_bytes(config.train))
     for free, again in ((whole, False), (whole - 1, True), (state, False)):  # the last is refused by the run itself
         monkeypatch.setattr(recipe, "available_bytes", lambda free=free: free)
         found, line = recipe.recomputed(config, shape)
