@@ -53,13 +53,12 @@ def read_shape(contents: Contents) -> ModelConfig:
     per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layers
     head_dim = int(contents.value("attention.key_length") or width // n_heads)
     rotated = int(contents.value("rope.dimension_count") or head_dim)
-    long_rope = TRAITS[contents.arch].long_rope
-    if rotated != head_dim and not long_rope:
+    if rotated != head_dim and not traits.long_rope:
         raise UserError(
             f"{name} rotates {rotated} of {head_dim} values of each head (rope.dimension_count): not supported here"
         )
     # A Phi-3 file names a window that all layers have; llama.cpp reads on without one.
-    window = int(contents.value("attention.sliding_window") or 0) if long_rope else 0
+    window = int(contents.value("attention.sliding_window") or 0) if traits.long_rope else 0
     ids = {each: contents.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("bos", "eos")}
     return ModelConfig(
         arch=contents.arch,
@@ -73,7 +72,7 @@ def read_shape(contents: Contents) -> ModelConfig:
         seq_len=min(value.number("context_length"), window or value.number("context_length")),
         rope_theta=float(contents.value("rope.freq_base") or 10_000.0),
         rope_scaling=_rope_scaling(contents, head_dim),
-        rotary_dim=rotated if long_rope else None,
+        rotary_dim=rotated if traits.long_rope else None,
         norm_eps=_shortest(value.required("attention.layer_norm_rms_epsilon")),
         tie_embeddings=_is_tied(contents),
         bos_id=ids["bos"],

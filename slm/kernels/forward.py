@@ -189,5 +189,5 @@ def conv_arguments(work: Workspace, conv: ShortConv) -> tuple[Any, ...]:
 
 def _qkv_bias(attention: Attention) -> Tensor | None:
     """The biases of queries, keys and values, one after another; None where there are none."""
-    biases = [each.bias for each in attention.inputs]
+    biases: list[Tensor] = [each.bias for each in attention.inputs]
     return None if biases[0] is None else torch.cat(biases)

@@ -154,7 +154,7 @@ class LanguageModel(nn.Module):
             layer.compile(dynamic=False)
         compiled = torch.compile(chunk_gradients, dynamic=False)
 
-        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, cap: float | None) -> Tensor:
+        def chunked(x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, cap: float | None = None) -> Tensor:
             return linear_cross_entropy(x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten(), compiled, cap)
 
         self._cross_entropy = chunked

@@ -66,7 +66,8 @@ def test_the_model_that_is_timed_has_the_type_in_every_matrix(tmp_path):
 def test_the_model_that_is_timed_has_its_architecture(tmp_path, arch):
     """Its norms and biases take time, too: without them a small qwen3 model seemed a fifth faster than it is."""
     window = 16 if TRAITS[arch].sliding_window else None
-    shape = Shape.of(tiny.config(arch=arch, d_model=256, ffn_dim=256, n_layers=2, vocab_size=64, sliding_window=window))
+    small = {"d_model": 256, "ffn_dim": 256, "n_layers": 2, "vocab_size": 64, "tie_embeddings": TRAITS[arch].tied}
+    shape = Shape.of(tiny.config(arch=arch, sliding_window=window, **small))
     short = Workload(prompt=24, tokens=8)
     found = trial.rates(tmp_path, shape, ["q4_0", "q8_0"], 1, short)
     assert all(rate > 10 for rate in found.values())
