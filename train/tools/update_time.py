@@ -155,6 +155,7 @@ def measure(task: Task) -> list[dict[str, Any]]:
             steps.append((perf_counter() - start, shares))
         counted = sorted(steps[1:] or steps, key=lambda step: step[0])
         seconds, shares = counted[(len(counted) - 1) // 2]
+        parts = {name: seconds * sum(shares.get(part, 0.0) for part in of) for name, of in PARTS.items()}
         row = {
             "shape": task.shape,
             "kind": kind_of(task.rank),
@@ -162,12 +163,11 @@ def measure(task: Task) -> list[dict[str, Any]]:
             "seconds": seconds,
             "tokens_per_s": tokens / seconds,
             "steps": len(counted),
-            "parts": {name: seconds * sum(shares.get(part, 0.0) for part in of) for name, of in PARTS.items()},
+            "parts": parts | {"rest": seconds - sum(parts.values())},
             "precision": own.environment.precision,
             "kernels": own.environment.kernels.name if own.environment.kernels else None,
             "threads": own.environment.threads,
         }
-        row["parts"]["rest"] = seconds - sum(row["parts"].values())
         rows.append(row)
         print(f"{task.shape}, {row['kind']}, {tokens:,} tokens: {seconds:.3f} s", flush=True)
     return rows

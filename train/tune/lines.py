@@ -41,8 +41,8 @@ def plan(
     if seen.shared >= SHARES * seen.mean_length:
         text += f"; {seen.shared:,} tokens at their beginning are the same and computed once in an update"
     if choice.patience:
-        held_out = f"{choice.val_fraction:.1%} of them are held out, and " if choice.val_fraction else ""
-        text += f"; {held_out}{choice.patience} validations in a row without improvement end the run"
+        kept = f"{choice.val_fraction:.1%} of them are held out, and " if choice.val_fraction else ""
+        text += f"; {kept}{choice.patience} validations in a row without improvement end the run"
         return text + (", unless the loss in training still falls" if learns else "")
     if held_out and held_out < LEAST_HELD_OUT:
         return (
