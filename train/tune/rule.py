@@ -47,7 +47,8 @@ UNKNOWN_TOKENS = 4_096_000
 WARM_UP = 20
 """Updates at most; a tenth of a shorter run."""
 VALIDATIONS, FEW_VALIDATIONS = 10, 4
-"""In a run, where conversations are held out; and where none are, so that they stop nothing."""
+"""In a run, where conversations are held out; and where none are, so that they stop nothing, or where little time is
+given: each comes with a checkpoint, which costs as much as some ten updates."""
 PATIENCE = 3
 """Validations in a row without improvement after which a run with held-out conversations ends."""
 VALIDATION_SHARE, FEW_VALIDATION_SHARE = 0.1, 0.03
@@ -151,7 +152,7 @@ def choose(found: Findings) -> Choice:
     frozen = _frozen(found)
     timed = min(steps, _steps_within(found, _computed(found, rows * (room or seq_len)), frozen))
     stops = apart > 0 if found.held_out is None else found.held_out >= LEAST_HELD_OUT
-    every = max(1, math.ceil(timed / (VALIDATIONS if stops else FEW_VALIDATIONS)))
+    every = max(1, math.ceil(timed / (VALIDATIONS if stops and not _is_short(found) else FEW_VALIDATIONS)))
     scored = (VALIDATION_SHARE if stops else FEW_VALIDATION_SHARE) * every * rows * (room or seq_len) / SCORING
     return Choice(
         seq_len=seq_len,

@@ -104,6 +104,15 @@ def test_a_shared_beginning_leaves_time_for_more_updates():
     assert choose(found(40, seconds=180, shared=40)).lr_ratio == 1.0
 
 
+def test_little_time_has_few_validations_since_each_saves_a_checkpoint():
+    short, long = choose(found(600, seconds=120)), choose(found(600, seconds=3600))
+    assert (short.lr_ratio, long.lr_ratio) == (SHORT_LR, 1.0)
+    assert short.val_fraction == long.val_fraction > 0
+    assert long.max_steps == pytest.approx(10 * long.eval_every, abs=10)
+    alone = choose(found(40, seconds=120))  # nothing is held out
+    assert short.eval_every == alone.eval_every
+
+
 def test_one_long_conversation_does_not_make_every_step_long():
     chosen = choose(found(600, lengths=(*short(599), 1500)))
     plain = choose(found(600))
