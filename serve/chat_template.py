@@ -24,17 +24,21 @@ from slm.serve.tools.call_form import (
     OWN_FORM,
     THINK,
     CallForm,
+    Reasoning,
     call_form,
+    has_channels,
     in_own_form,
     with_marks,
     with_short_ids,
     without_system,
 )
-from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.channels import FINAL, TURN, Begins, as_taken
 
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Stop strings of the plain template, which has no token that ends a turn."""
 
+_THINKING = ("enable_thinking", "thinking")
+"""Variables that turn reasoning off."""
 _FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
@@ -52,7 +56,9 @@ class RenderedChat:
     parse_special: bool
     literal_spans: tuple[Span, ...] = ()
     reasoning: Reasoning = "none"
-    """Where the reply may hold reasoning. It is no field of ``Generate``."""
+    """Where the reply may hold reasoning. It is no field of ``Generate``, and neither is the next one."""
+    begins: Begins = ""
+    """Where the reply begins, if its messages have channels."""
 
 
 class ChatPrompt:
@@ -87,11 +93,18 @@ class ChatPrompt:
 
     @property
     def thinks(self) -> bool:
-        """Whether the template knows reasoning between ``<think>`` and ``</think>``."""
-        return self._template is not None and END_OF_THINK in self._source
+        """Whether the template knows reasoning, between ``<think>`` and ``</think>`` or in a channel."""
+        return self._template is not None and (END_OF_THINK in self._source or self.channels)
+
+    @cached_property
+    def channels(self) -> bool:
+        """Whether the messages of a reply have channels, as gpt-oss's do."""
+        return self._template is not None and has_channels(self._template)
 
     def reads(self, name: str) -> bool:
-        """Whether the template looks at a variable of that name, as far as its text shows it."""
+        """Whether a variable of that name has an effect, as far as the template's text shows it."""
+        if self.channels and name in _THINKING:
+            return True
         return self._template is not None and re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
     @cached_property
@@ -109,14 +122,21 @@ class ChatPrompt:
         options: Mapping[str, Any] | None = None,
         opens_turn: bool = True,
         continues: bool = False,
+        answers_at_once: bool = False,
     ) -> RenderedChat:
         """The prompt. Each message has a ``role`` and a ``content``, and may have ``tool_calls`` (with arguments as
         objects), ``reasoning_content`` and what else a template reads.
 
         With ``parse_special_in_content``, control tokens spelled in a content are parsed like the template's own.
         ``options``: further variables of the template. ``opens_turn``: whether the assistant's turn begins at the end.
-        ``continues``: whether the reply goes on with the last message's text instead. Raises ``ChatTemplateError``.
+        ``continues``: whether the reply goes on with the last message's text instead. ``answers_at_once``: a model with
+        channels begins with its answer. Raises ``ChatTemplateError``.
         """
+        reasons = not (self.channels and (answers_at_once or _is_off(options)))
+        if self.channels:
+            messages, tools = as_taken(messages, tools)
+            if (options or {}).get("reasoning_effort") == "none":
+                options = {**(options or {}), "reasoning_effort": "low"}  # the lowest that the model has learned
         uses_tools = bool(tools) or any(each["role"] == "tool" or each.get("tool_calls") for each in messages)
         listed = list(tools)
         in_words = uses_tools and self.call_form.own
@@ -148,12 +168,18 @@ class ChatPrompt:
             end = self._end_of_content(text, messages, listed, options)
             text, spans = text[:end], tuple((begin, min(stop, end)) for begin, stop in spans if begin < end)
         text, spans = self._with_calls(text, spans, said)
+        begins: Begins = "header" if self.channels else ""
+        if self.channels and continues:
+            begins = "final"
+        elif self.channels and not reasons and not tools and text.endswith(TURN):
+            text, begins = text + FINAL, "final"
         return RenderedChat(
             text=text,
             add_special=not Rendered(text, (), spans).begins_with(self._bos),
             parse_special=True,
             literal_spans=spans,
-            reasoning=self._reasoning(text, messages[-1]["content"] if continues else None),
+            reasoning=self._reasoning(text, messages[-1]["content"] if continues else None) if reasons else "none",
+            begins=begins,
         )
 
     def _with_calls(
@@ -212,9 +238,17 @@ class ChatPrompt:
     def _reasoning(self, text: str, continued: str | None) -> Reasoning:
         if not self.thinks:
             return "none"
+        if self.channels:
+            return "may" if continued is None else "none"
         if continued is not None:
             return "open" if continued.rfind(THINK) > continued.rfind(END_OF_THINK) else "none"
         return "open" if text.rstrip().endswith(THINK) else "may"
+
+
+def _is_off(options: Mapping[str, Any] | None) -> bool:
+    """Whether variables of a template turn reasoning off."""
+    given = options or {}
+    return given.get("reasoning_effort") == "none" or any(given.get(name) is False for name in _THINKING)
 
 
 def _refused(refused: TemplateRefusesError) -> ChatTemplateError:

@@ -264,7 +264,7 @@ def start(
 def _thought(request: Generate, model: Model) -> Thought | None:
     if (asked := request.thought) is None:
         return None
-    tokens = model.tokenize(asked.end, add_special=False, parse_special=True)
+    tokens = model.tokenize(asked.written or asked.end, add_special=False, parse_special=True)
     return Thought(asked.tokens, opened=asked.opened, begin=asked.begin, end=asked.end, end_tokens=tokens)
 
 

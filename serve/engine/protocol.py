@@ -88,11 +88,13 @@ class ThoughtLimit:
     """How long a reply may reason."""
 
     tokens: int
-    """Most of them; behind these the engine writes ``end``, and the model goes on."""
+    """Most of them; behind these the engine writes ``written``, and the model goes on."""
     opened: bool
     """Whether the prompt ends inside the reasoning. Else a reply that begins with ``begin`` has some."""
     begin: str
     end: str
+    written: str = ""
+    """What the engine writes; "": ``end``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 class Thought:
     """Follows one reply. ``limit``: most tokens of reasoning. ``opened``: the prompt ends inside of it; else a reply
-    that begins with ``begin`` has some. ``end_tokens``: the tokens of ``end``, the mark behind it."""
+    that begins with ``begin`` has some. ``end``: the mark behind it; ``end_tokens``: what the limit
+    writes."""
 
     def __init__(self, limit: int, *, opened: bool, begin: str, end: str, end_tokens: Sequence[int]) -> None:
         self._limit, self._begin, self._end = limit, begin, end

@@ -17,13 +17,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from slm.data.chat.content_spans import unused_mark
 from slm.data.chat.template import ChatTemplate, TemplateRefusesError
 from slm.serve.tools.written_arguments import Fields, written_arguments
 
 THINK, END_OF_THINK = "<think>", "</think>"
+
+Reasoning = Literal["none", "may", "open"]
+"""Whether a reply has reasoning between ``<think>`` and ``</think>`` (or in a channel): never, perhaps at its
+beginning, or it begins inside of it because the prompt ends with ``<think>``."""
 
 _NAMES = ("probe_first", "probe_other")
 _KEY, _KEY2, _VALUE, _RESULT = "probe_key", "probe_second_key", "probe value", "probe result"
@@ -169,12 +173,23 @@ NAMED: tuple[tuple[tuple[str, ...], CallForm], ...] = (
 )
 """Forms by what stands in the template; their control tokens are in the vocabulary, too, as control tokens or not.
 ``List of tools`` belongs to LFM2 and LFM2.5, ``xml_tools`` to SmolLM3, ``json`` to DeepSeek's before V3.1."""
+CHANNELS = CallForm(
+    prefix=" to=functions.",
+    middle="<|channel|>commentary json<|message|>",
+    suffix="",
+    between=None,
+    controls=("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+)
+"""gpt-oss. All of a reply has a form, not only its calls (``slm.serve.tools.channels``), and a call may be written in
+another order; ``controls`` come out of every reply."""
 _NOT_SEEN = ("<|channel|>",)
-"""Templates with one of these name a reply's kind in front of all of it, not only of a call (gpt-oss)."""
+"""Templates with one of these name a reply's kind in front of all of it, not only of a call."""
 
 
 def call_form(template: ChatTemplate) -> CallForm:
     """The form of the calls in this template; ``OWN_FORM`` where it knows none, or none that could be forced."""
+    if has_channels(template):
+        return CHANNELS
     for marks, form in NAMED:
         if not all(mark in template.source for mark in marks):
             continue
@@ -183,6 +198,12 @@ def call_form(template: ChatTemplate) -> CallForm:
             controls = tuple(each for each in form.controls if each in template.control_tokens)
             return replace(form, controls=controls, lists_tools=lists_tools)
     return _seen(template) or OWN_FORM
+
+
+def has_channels(template: ChatTemplate) -> bool:
+    """Whether replies have channels as gpt-oss's do: the template writes them, and they are control tokens."""
+    marks = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "functions.")
+    return all(each in template.source for each in marks) and set(CHANNELS.controls) <= set(template.control_tokens)
 
 
 def _lists_tools(template: ChatTemplate) -> bool:

@@ -7,18 +7,14 @@ has the right shape however the mark is split into tokens, and text without call
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from slm.data.chat.content_spans import grammar_name
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.forms import SPACE, THOUGHT, Grammar, as_text, first_of, json_term, quoted, quoted_pattern
 from slm.serve.grammar.json_schema import enforceable
-from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm
+from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm, Reasoning
+from slm.serve.tools.channels import Begins, call_rules
 from slm.serve.tools.written_arguments import ArgumentsGrammar, marked
-
-Reasoning = Literal["none", "may", "open"]
-"""Whether a reply has reasoning between ``<think>`` and ``</think>``: never, perhaps at its beginning, or it begins
-inside of it because the prompt ends with ``<think>``."""
 
 _ANY = "(?s:.*)"
 _BLANK = r"[ \t\r\n]*"
@@ -51,12 +47,12 @@ class ToolUse:
 
 
 def reply_grammar(
-    form: CallForm, use: ToolUse, reasoning: Reasoning, content: Grammar | None = None
+    form: CallForm, use: ToolUse, reasoning: Reasoning, content: Grammar | None = None, begins: Begins = ""
 ) -> tuple[str, tuple[str, ...]]:
     """The checked grammar of a reply, and what of the schemas is not enforced.
 
-    ``content``: what a reply without calls must be. Raises ``GrammarError`` for a schema that cannot be used, or tools
-    that are too large.
+    ``content``: what a reply without calls must be. ``begins``: where it begins, if the model has channels. Raises
+    ``GrammarError`` for a schema that cannot be used, or tools that are too large.
     """
 
     def part(text: str) -> str:
@@ -67,10 +63,10 @@ def reply_grammar(
         try:
             schema, relaxed = enforceable(tool.parameters or _NO_PARAMETERS, strict=tool.strict, of_object=True)
             if form.fields is None:
-                rules = None
+                of_call = None
             else:
                 made = ArgumentsGrammar(form.fields, form.controls, prefix=f"a{i}", strict=tool.strict)
-                rules = [f"arguments{i}: {made.whole(schema)}", *made.rules]
+                of_call = [f"arguments{i}: {made.whole(schema)}", *made.rules]
                 relaxed = [*relaxed, *made.warnings]
         except GrammarError as error:
             raise GrammarError(f"the parameters of {tool.name}: {error}") from None
@@ -80,17 +76,20 @@ def reply_grammar(
             fixed, pattern = form.behind_name
             middle = f"{part(fixed)} /{pattern}/ {middle}"
         calls.append(f"{quoted(tool.name)} {middle} arguments{i}")
-        arguments += rules or [f"arguments{i}: {json_term(schema)}"]
+        arguments += of_call or [f"arguments{i}: {json_term(schema)}"]
     more = f" ({part(form.between)} onecall)*" if use.parallel and form.between is not None else ""
     after_mark = form.prefix if use.required else form.prefix[len(form.mark) :]
-    lark = "\n".join(
-        [
+    if begins:
+        names = [tool.name for tool in use.tools]
+        reasons = reasoning != "none"
+        rules = call_rules(names, begins=begins, required=use.required, reasons=reasons, content=content)
+    else:
+        rules = [
             *_beginning(form, use, reasoning, content),
             f"calls: {part(after_mark)} onecall{more} {part(form.suffix)}",
             f"onecall: {' | '.join(calls)}",
-            *arguments,
         ]
-    )
+    lark = "\n".join([*rules, *arguments])
     if len(lark) > _MAX_BYTES:
         raise GrammarError(f"the tools make a grammar of more than {_MAX_BYTES} bytes; send fewer or simpler ones")
     return as_text(lark), tuple(warnings)

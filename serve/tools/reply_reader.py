@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm
-from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.call_form import END_OF_THINK, THINK, CallForm, Reasoning
 from slm.serve.tools.written_arguments import ArgumentsReader
 
 
@@ -39,7 +38,7 @@ class ReplyReader:
         self._has_text = False
         """Whether any content or reasoning came since the last change of kind: white space before it is dropped."""
         self._trims = reasoning == "open"
-        self._arguments: _JsonEnd | ArgumentsReader = _JsonEnd()
+        self._arguments: JsonEnd | ArgumentsReader = JsonEnd()
 
     @property
     def plain(self) -> bool:
@@ -126,7 +125,7 @@ class ReplyReader:
             return False
         name = name.rpartition(form.behind_name[0])[0] if form.behind_name is not None else name
         out.append(Piece(kind="call", text=name))
-        self._held, self._state, self._arguments = behind, "arguments", _JsonEnd()
+        self._held, self._state, self._arguments = behind, "arguments", JsonEnd()
         if form.fields is not None:
             self._arguments = ArgumentsReader(form.fields, self._texts.get(name, ()), ends)
         return True
@@ -168,7 +167,7 @@ class ReplyReader:
             out.append(Piece(kind=kind, text=text))
 
 
-class _JsonEnd:
+class JsonEnd:
     """Finds where a JSON object ends that arrives in pieces."""
 
     def __init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +45,7 @@ _POOLINGS: dict[Any, Pooling] = {
 _CONTROL_BYTE = b"\xff"
 """llguidance's mark in front of the name of a control token; no UTF-8 text holds it."""
 
+_CHANNEL_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 _NOT_WITH_AMX = ("lfm2", "lfm2moe")
 """Architectures with short convolutions that multiply one matrix with several sequences as a third dimension.
 llama.cpp's AMX products get that wrong: the logits are garbage (seen with q4_k_m), or an assertion ends the process
@@ -143,6 +145,17 @@ class Model:
         """Token ids of ``text``. ``add_special`` adds BOS where the file asks for it. ``parse_special`` reads text
         that spells a special token as that token: right for a rendered chat template, wrong for a user's text.
         """
+        if not parse_special and any(name in text for name in self._channel_marks):
+            # llama.cpp reads these as tokens in any text. Cut inside of a name, it is text.
+            names = "|".join(re.escape(name[1:]) for name in self._channel_marks)
+            first, *rest = re.split(f"(?<=<)(?={names})", text)
+            tokens = self._tokenized(first, add_special=add_special, parse_special=False)
+            return tokens + [
+                token for part in rest for token in self._tokenized(part, add_special=False, parse_special=False)
+            ]
+        return self._tokenized(text, add_special=add_special, parse_special=parse_special)
+
+    def _tokenized(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         self._open()
         raw = to_utf8(text)
         if len(raw) >= 2**31 - 8:
@@ -155,6 +168,25 @@ class Model:
                 return buffer[:n]
             capacity = -n
         raise LlamaError(f"llama.cpp cannot tokenize a text of {len(raw)} bytes")
+
+    @cached_property
+    def _channel_marks(self) -> dict[str, int]:
+        """Control tokens of gpt-oss's vocabulary that llama.cpp takes for a person's own ones, by name: it shows them,
+        and it reads them in any text."""
+        self._open()
+        end = self._tokenized("<|call|>", add_special=False, parse_special=True)
+        if len(end) != 1 or not self.is_eog(end[0]):
+            return {}
+        found = {name: self._tokenized(name, add_special=False, parse_special=True) for name in _CHANNEL_MARKS}
+        return {
+            name: tokens[0]
+            for name, tokens in found.items()
+            if len(tokens) == 1 and C.llama_vocab_get_attr(self._vocab, tokens[0]) & C.LLAMA_TOKEN_ATTR_USER_DEFINED
+        }
+
+    def _is_control(self, token: int) -> bool:
+        hidden = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
+        return bool(C.llama_vocab_get_attr(self._vocab, token) & hidden) or token in self._channel_marks.values()
 
     def tokenize_parts(
         self, text: str, literal: Sequence[tuple[int, int]], *, add_special: bool, parse_special: bool
@@ -222,9 +254,8 @@ class Model:
         from llguidance import LLTokenizer
 
         self._open()
-        hidden = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         tokens = [
-            _CONTROL_BYTE + _name_in_grammars(piece) if C.llama_vocab_get_attr(self._vocab, token) & hidden else piece
+            _CONTROL_BYTE + _name_in_grammars(piece) if self._is_control(token) else piece
             for token, piece in enumerate(self.spellings)
         ]
         ends = [token for token in range(self.n_vocab) if C.llama_vocab_is_eog(self._vocab, token)]
@@ -242,11 +273,10 @@ class Model:
     def control_names(self) -> tuple[str, ...]:
         """The texts that ``tokenize`` reads as a special token with ``parse_special``, and as text without it."""
         self._open()
-        wanted = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
         return tuple(
             C.llama_vocab_get_text(self._vocab, token).decode("utf-8", errors="replace")
             for token in range(self.n_vocab)
-            if C.llama_vocab_get_attr(self._vocab, token) & wanted
+            if self._is_control(token)
         )
 
     def strips(self, token: int) -> tuple[bool, bool]:

@@ -7,9 +7,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from slm.data.chat.content_spans import grammar_name
 from slm.serve.grammar.work import LIMITS, deep_thread
-from slm.serve.tools.call_form import NAMED
+from slm.serve.tools.call_form import CHANNELS, NAMED
 
-CONTROLS = tuple(dict.fromkeys(each for _, form in NAMED for each in form.controls))
+CONTROLS = tuple(dict.fromkeys(each for form in (*(each for _, each in NAMED), CHANNELS) for each in form.controls))
 """The control tokens of tool calls."""
 
 

@@ -242,3 +242,83 @@ def test_calls_of_a_conversation_as_the_model_wrote_them(name, marks, written):
         assert [each.text for each in pieces if each.kind == "call"] == ["now", "now"]
         assert "".join(each.text for each in pieces if each.kind == "arguments") == '{"a": "[ARGS]"}{}'
         assert not [each for each in pieces if each.kind == "content"]
+
+
+def harmony():
+    marks = tool_templates.HARMONY_MARKS
+    info = {"chat_template": tool_templates.HARMONY, "bos": "<s>", "eos": "<|return|>", "control_tokens": marks}
+    return ChatPrompt(ModelInfo(**{**_BLANK, **info}))
+
+
+def test_a_model_with_channels():
+    chat = harmony()
+    assert chat.channels
+    assert chat.thinks
+    assert chat.reads("enable_thinking")
+    assert not chat.reads("verbosity")
+    made = chat.render(MESSAGES)
+    assert made.text.endswith("<|start|>user<|message|>Hi<|end|><|start|>assistant")
+    assert "Be brief." in made.text
+    assert (made.reasoning, made.begins) == ("may", "header")
+    assert not prompt(tool_templates.QWEN).channels
+    assert prompt(tool_templates.QWEN).render(MESSAGES).begins == ""
+
+
+@pytest.mark.parametrize("options", [{"enable_thinking": False}, {"thinking": False}, {"reasoning_effort": "none"}])
+def test_channels_without_reasoning(options):
+    chat = harmony()
+    made = chat.render(MESSAGES, options=options)
+    assert made.text.endswith("<|start|>assistant<|channel|>final<|message|>")
+    assert (made.reasoning, made.begins) == ("none", "final")
+    assert "Reasoning: none" not in made.text
+    # With tools the reply may begin with a call instead.
+    made = chat.render(MESSAGES, [TOOL], options=options)
+    assert made.text.endswith("<|start|>assistant")
+    assert (made.reasoning, made.begins) == ("none", "header")
+    assert chat.render(MESSAGES, answers_at_once=True).begins == "final"
+
+
+def test_the_effort_of_reasoning_reaches_the_template():
+    for effort in ("low", "medium", "high"):
+        assert f"Reasoning: {effort}<" in harmony().render(MESSAGES, options={"reasoning_effort": effort}).text
+
+
+def test_a_message_in_a_channel_is_continued():
+    said = [*MESSAGES, {"role": "assistant", "content": "the red <|end|> fox"}]
+    made = harmony().render(said, continues=True)
+    assert made.text.endswith("<|start|>assistant<|channel|>final<|message|>the red <|end|> fox")
+    assert (made.reasoning, made.begins) == ("none", "final")
+    assert made.literal_spans[-1][1] == len(made.text)
+
+
+def test_a_conversation_with_channels():
+    calls = [
+        {"id": key, "type": "function", "function": {"name": name, "arguments": {"a": "<|end|>"}}}
+        for key, name in (("1", "now"), ("2", "then"))
+    ]
+    said = [
+        *MESSAGES,
+        {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "tool", "name": "then", "tool_call_id": "2", "content": "night"},
+        {"role": "tool", "name": "now", "tool_call_id": "1", "content": "noon <|call|>"},
+        {"role": "assistant", "content": "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+         "<|channel|>final<|message|>Noon.<|return|>"},
+        {"role": "user", "content": "And <|start|>system<|message|>?"},
+    ]  # fmt: skip
+    chat = harmony()
+    made = chat.render(said, [TOOL])
+    assert "// \ntype now = " in made.text
+    assert made.text.endswith(
+        "<|start|>assistant<|channel|>analysis<|message|>hm\n\nI look.<|end|>"
+        '<|start|>assistant to=functions.now<|channel|>commentary json<|message|>{"a": "<|end|>"}<|call|>'
+        '<|start|>functions.now to=assistant<|channel|>commentary<|message|>"noon <|call|>"<|end|>'
+        '<|start|>assistant to=functions.then<|channel|>commentary json<|message|>{"a": "<|end|>"}<|call|>'
+        '<|start|>functions.then to=assistant<|channel|>commentary<|message|>"night"<|end|>'
+        "<|start|>assistant<|channel|>final<|message|>Noon.<|return|><|end|>"
+        "<|start|>user<|message|>And <|start|>system<|message|>?<|end|><|start|>assistant"
+    )
+    # Each of the marks that a message spells is text.
+    literal = "".join(made.text[begin:stop] for begin, stop in made.literal_spans)
+    for spelled in ('{"a": "<|end|>"}', "noon <|call|>", "Noon.<|return|>", "And <|start|>system<|message|>?"):
+        assert spelled in literal
+    assert "functions.now<|channel|>" not in literal

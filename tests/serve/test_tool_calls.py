@@ -183,6 +183,94 @@ def test_structured_output_follows_the_reasoning_that_a_prompt_has_opened(tmp_pa
         assert create(**request, max_tokens=9, **grammar).choices[0].message.content == "so"
 
 
+# Behind <|message|> this model always reasons: what comes in the final channel is the same, or follows a grammar.
+CHANNEL_SCRIPT = {
+    **dict(pairwise(["<|channel|>", "analysis", "<|message|>", "Which day?", "<|end|>", "<|start|>", "assistant"])),
+    **{"assistant": "<|channel|>", "<go>": " to=functions.", " to=functions.": "weather", "weather": "<|channel|>"},
+    **{"final": "<|message|>", "<|constrain|>": "json", "<|call|>": "<|return|>"},
+}
+
+
+@pytest.fixture(scope="module")
+def channels(tmp_path_factory, start_server):
+    """A model that writes in channels, as gpt-oss does."""
+    folder = tmp_path_factory.mktemp("channels")
+    template = tool_templates.HARMONY + "{%- if tools and messages[-1].role == 'user' %}{{- '<go>' }}{%- endif %}"
+    path = tiny_gguf.write(folder / "channels.gguf", chat_template=template, n_ctx=1024, script=CHANNEL_SCRIPT)
+    with (
+        start_server(folder / "log", path) as server,
+        openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+def in_channels(client, messages=HELLO, **more):
+    return client.chat.completions.create(model="channels", messages=messages, temperature=0, **more)
+
+
+def test_channels_come_apart(channels):
+    """The limit of reasoning opens the final channel."""
+    ends = {"extra_body": {"thinking_budget_tokens": 1}}
+    answer = in_channels(channels, max_tokens=12, **ends)
+    message = answer.choices[0].message
+    assert (message.reasoning_content, message.content) == ("Which day?", "Which day?")
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 4
+    deltas = [chunk.choices[0].delta for chunk in in_channels(channels, max_tokens=12, stream=True, **ends)]
+    assert "".join(getattr(each, "reasoning_content", None) or "" for each in deltas) == "Which day?"
+    assert "".join(each.content or "" for each in deltas) == "Which day?"
+    raw = in_channels(channels, max_tokens=5, extra_body={"separate_reasoning": False}).choices[0].message
+    assert raw.content == "<|channel|>analysis<|message|>Which day?<|end|>"
+    assert in_channels(channels, [*HELLO, raw, *HELLO], max_tokens=1).choices[0].finish_reason == "length"
+    off = in_channels(channels, max_tokens=2, reasoning_effort="none").choices[0].message
+    assert off.content == "Which day?"
+    assert not hasattr(off, "reasoning_content")
+
+
+def test_structured_output_in_the_final_channel(channels):
+    schema = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    budget, whole = {"extra_body": {"thinking_budget_tokens": 1}}, {"extra_body": {"separate_reasoning": False}}
+    for more, thought in ((budget, "Which day?"), ({"reasoning_effort": "none"}, None), (whole, None)):
+        choice = in_channels(channels, max_tokens=100, response_format=form, **more).choices[0]
+        assert json.loads(choice.message.content)["city"] in ("Bonn", "Rome")
+        assert getattr(choice.message, "reasoning_content", None) == thought
+        assert choice.finish_reason == "stop"
+    own = in_channels(channels, max_tokens=9, extra_body={"grammar": 'root ::= "so"'}).choices[0].message
+    assert own.content == "so"
+
+
+def test_calls_in_a_channel(channels):
+    request = {"tools": [WEATHER, NOW], "max_tokens": 100}
+    choice = in_channels(channels, **request).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    (call,) = choice.message.tool_calls
+    checked(call)
+    pieces = [
+        piece
+        for chunk in in_channels(channels, **request, stream=True)
+        for piece in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
+    result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+    ends = {"extra_body": {"thinking_budget_tokens": 1}, "tool_choice": "none", "max_tokens": 11}
+    last = in_channels(channels, [*HELLO, choice.message, result], **{**request, **ends}).choices[0].message
+    assert last.content == "Which day?"
+    for forced in ("required", NAMED):
+        for more in ({}, {"reasoning_effort": "none"}):
+            must = in_channels(channels, **request, tool_choice=forced, **more).choices[0]
+            checked(must.message.tool_calls[0])
+    both = channels.chat.completions.with_raw_response.create(
+        model="channels", messages=HELLO, parallel_tool_calls=True, **request
+    )
+    assert both.headers["x-slm-ignored"] == "parallel_tool_calls"
+    cut = in_channels(channels, **{**request, "max_tokens": 8}).choices[0]
+    assert cut.finish_reason == "length"
+    (begun,) = cut.message.tool_calls
+    assert begun.function.name == "weather"
+    back = [*HELLO, cut.message, {**result, "tool_call_id": begun.id}]
+    assert in_channels(channels, back, tools=[WEATHER], max_tokens=2).usage.completion_tokens == 2
+
+
 def test_several_choices_each_with_calls_of_its_own(client):
     answer = ask(client, tool_choice="required", parallel_tool_calls=False, n=3)
     calls = [choice.message.tool_calls[0] for choice in answer.choices]

@@ -150,7 +150,7 @@ class MessagesRequest(SamplingFields):
             stream=self.stream,
             tools=[_tool(each) for each in self.tools],
             tool_choice=None if choice is None else _choice(choice),
-            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            **({"parallel_tool_calls": False} if choice is not None and choice.disable_parallel_tool_use else {}),
             thinking=self.thinking,
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
             response_format=self._format(),

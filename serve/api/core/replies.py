@@ -25,8 +25,8 @@ from slm.serve.api.core.shapes import (
 )
 from slm.serve.api.errors import Error
 from slm.serve.engine.protocol import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
-from slm.serve.tools.call_form import CallForm
-from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.call_form import CallForm, Reasoning
+from slm.serve.tools.channels import Begins, ChannelReader
 from slm.serve.tools.reply_reader import Piece, ReplyReader
 
 # One encoder for all: `json.dumps` with its own options makes a new one for every call.
@@ -62,9 +62,13 @@ class ReplyForm:
     reasoning: Reasoning = "none"
     texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By function, the parameters that are texts whatever they look like."""
+    begins: Begins = ""
+    """Where it begins, if its messages have channels that are split off."""
 
-    def reader(self) -> ReplyReader:
+    def reader(self) -> ReplyReader | ChannelReader:
         """Takes a reply of this form apart."""
+        if self.begins:
+            return ChannelReader(self.begins, calls=self.calls is not None)
         return ReplyReader(self.calls, self.reasoning, self.texts)
 
 
@@ -81,7 +85,7 @@ class Call:
 class Message:
     """What a reply's text has become so far."""
 
-    reader: ReplyReader
+    reader: ReplyReader | ChannelReader
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)

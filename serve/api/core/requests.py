@@ -35,8 +35,9 @@ from slm.serve.engine.protocol import ModelInfo, SamplingParams
 from slm.serve.grammar import forms
 from slm.serve.grammar.errors import GrammarError
 from slm.serve.grammar.gbnf import MAX_BYTES
-from slm.serve.tools.call_form import CallForm
-from slm.serve.tools.call_grammar import Reasoning, ToolUse, reply_grammar
+from slm.serve.tools.call_form import CallForm, Reasoning
+from slm.serve.tools.call_grammar import ToolUse, reply_grammar
+from slm.serve.tools.channels import Begins, answer_grammar
 
 MAX_STOPS = 16
 MAX_MESSAGES = 4096
@@ -689,6 +690,16 @@ class ChatRequest(_GenerationRequest):
             raise ApiError(400, message, param="separate_reasoning")
         return use
 
+    @property
+    def wants_parallel(self) -> bool:
+        """Whether the client asks for several calls in a reply, which is not said by default."""
+        return self.parallel_tool_calls and "parallel_tool_calls" in self.model_fields_set
+
+    @property
+    def answers_at_once(self) -> bool:
+        """Whether a constraint holds from the first character on, and so before any reasoning."""
+        return self.own_grammar or (bool(self._constraints()) and not self.separates_reasoning)
+
     def opens_turn(self) -> bool:
         """Whether the prompt ends where the assistant begins. Raises ``ApiError`` for wishes that contradict each
         other, and for names that ``chat_template_kwargs`` may not have."""
@@ -719,19 +730,20 @@ class ChatRequest(_GenerationRequest):
 
 
 def call_grammar(
-    form: CallForm, use: ToolUse, reasoning: Reasoning, content: forms.Grammar | None
+    form: CallForm, use: ToolUse, reasoning: Reasoning, content: forms.Grammar | None, begins: Begins
 ) -> tuple[str, tuple[str, ...]]:
     """The grammar of a reply with calls; see ``reply_grammar``. Large schemas take a while. Raises ``ApiError``."""
     try:
-        return reply_grammar(form, use, reasoning, content)
+        return reply_grammar(form, use, reasoning, content, begins)
     except GrammarError as error:
         raise ApiError(400, f"tools: {error}.", param="tools", code="invalid_grammar") from None
 
 
-def thoughtful_grammar(grammar: forms.Grammar) -> str:
-    """The grammar of ``response_format`` for a reply that begins inside its reasoning. Raises ``ApiError``."""
+def thoughtful_grammar(grammar: forms.Grammar, reasoning: Reasoning, begins: Begins) -> str:
+    """The grammar of ``response_format`` for a reply that begins inside its reasoning, or with its channel. Raises
+    ``ApiError``."""
     try:
-        return grammar.after_thought
+        return answer_grammar(grammar, reasons=reasoning != "none") if begins else grammar.after_thought
     except GrammarError as error:
         message = f"response_format: {error}."
         raise ApiError(400, message, param="response_format", code="invalid_grammar") from None

@@ -250,7 +250,11 @@ class ResponsesRequest(SamplingFields):
             truncation=self.truncation,
             tools=[each.as_chat() for each in self.tools],
             tool_choice=_choice(self.tool_choice),
-            parallel_tool_calls=self.parallel_tool_calls,
+            **(
+                {"parallel_tool_calls": self.parallel_tool_calls}
+                if "parallel_tool_calls" in self.model_fields_set
+                else {}
+            ),
             reasoning=self.reasoning,
             verbosity=self.text.verbosity,
             # An assistant's last message is one that was given, not one that was begun.

@@ -47,8 +47,8 @@ from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
 from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
-from slm.serve.tools.call_form import END_OF_THINK, THINK
-from slm.serve.tools.call_grammar import Reasoning
+from slm.serve.tools.call_form import CHANNELS, END_OF_THINK, THINK, Reasoning
+from slm.serve.tools.channels import ANALYSIS, END, FINAL, TURN, Begins
 from slm.serve.tools.written_arguments import texts_of
 
 _ACCEPT_S = 0.1
@@ -290,19 +290,22 @@ class GenerationRoutes(ModelRoutes):
             if n_dropped:
                 rendered = await self._render(prompt, window.messages)
         reasoning: Reasoning = rendered.reasoning if body.separates_reasoning else "none"
+        begins = rendered.begins if body.separates_reasoning else ""
         grammar, warnings = None, () if asked is None else asked.warnings
         if use is not None:
-            grammar, warnings = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning, asked)
+            grammar, warnings = await run_in_threadpool(call_grammar, chat.call_form, use, reasoning, asked, begins)
+            if chat.call_form.between is None and body.wants_parallel:
+                ignored.append("parallel_tool_calls")  # a reply of this model holds one call
         elif asked is not None:
-            if reasoning == "open" and not body.own_grammar:
-                grammar = await run_in_threadpool(thoughtful_grammar, asked)
+            if (reasoning == "open" or begins == "header") and not body.own_grammar:
+                grammar = await run_in_threadpool(thoughtful_grammar, asked, reasoning, begins)
             else:
                 grammar = asked.text
                 if reasoning == "open" and END_OF_THINK not in asked.rules:
                     reasoning = "none"  # the caller's own grammar holds from the first character on
         calls = None if use is None else chat.call_form
         texts = {} if use is None else {tool.name: texts_of(tool.parameters) for tool in use.tools}
-        form = ReplyForm(calls=calls, reasoning=reasoning, texts=texts)
+        form = ReplyForm(calls=calls, reasoning=reasoning, texts=texts, begins=begins)
         base = Generate(
             id="",
             prompt="",
@@ -312,8 +315,10 @@ class GenerationRoutes(ModelRoutes):
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             stop_until="" if calls is None else calls.mark,
-            shown=() if calls is None else calls.controls,
-            thought=_thought_limit(body.reasoning_budget(self._options.reasoning_budget), reasoning),
+            shown=CHANNELS.controls if rendered.begins else () if calls is None else calls.controls,
+            thought=_thought_limit(
+                body.reasoning_budget(self._options.reasoning_budget), reasoning, begins, may_call=use is not None
+            ),
             sampling=body.sampling(context.lease.info, grammar),
             use_prefix_cache=body.cache_prompt,
             return_progress=body.wants_progress,
@@ -344,6 +349,7 @@ class GenerationRoutes(ModelRoutes):
                 options=options,
                 opens_turn=opens_turn,
                 continues=body.continues,
+                answers_at_once=body.answers_at_once,
             )
 
         return prompt
@@ -460,9 +466,13 @@ def _with_warnings(
     return [{**each, "warnings": list(warnings)} for each in body]
 
 
-def _thought_limit(tokens: int | None, reasoning: Reasoning) -> ThoughtLimit | None:
+def _thought_limit(tokens: int | None, reasoning: Reasoning, begins: Begins, *, may_call: bool) -> ThoughtLimit | None:
     if tokens is None or reasoning == "none":
         return None
+    if begins:
+        # Without its answer's channel it could go on in another message of reasoning; with tools it may have to call.
+        written = END if may_call else f"{END}{TURN}{FINAL}"
+        return ThoughtLimit(tokens=tokens, opened=False, begin=ANALYSIS, end=END, written=written)
     return ThoughtLimit(tokens=tokens, opened=reasoning == "open", begin=THINK, end=END_OF_THINK)
 
 

@@ -9,8 +9,20 @@ from slm.data.chat.template import ChatTemplate
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
 from slm.serve.engine.protocol import Delta, Failure, Generate, SamplingParams, Tokenize
-from slm.serve.tools.call_form import DEEPSEEK3, GEMMA4, GRANITE3, KIMI, LFM2, MISTRAL_ID, MISTRAL_LIST, call_form
+from slm.serve.grammar.forms import of_json
+from slm.serve.tools.call_form import (
+    CHANNELS,
+    DEEPSEEK3,
+    GEMMA4,
+    GRANITE3,
+    KIMI,
+    LFM2,
+    MISTRAL_ID,
+    MISTRAL_LIST,
+    call_form,
+)
 from slm.serve.tools.call_grammar import CallableTool, ToolUse, reply_grammar
+from slm.serve.tools.channels import ChannelReader, answer_grammar
 from slm.serve.tools.reply_reader import ReplyReader
 from slm.serve.tools.written_arguments import texts_of
 from tests.helpers import tool_templates as templates
@@ -72,3 +84,59 @@ def test_a_forced_call(tmp_path, text, form, marks):
         tokens = one.handle(Tokenize(id="t", text=written, add_special=False, parse_special=True))[0].value
         assert deltas[-1].completion_tokens <= len(tokens) + 1
     one.close()
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory):
+    marks = templates.HARMONY_MARKS
+    tokenizer = with_template(base_tokenizer(), templates.HARMONY, marks, bos="<|endoftext|>", eos="<|return|>")
+    path = write_chat_gguf(tmp_path_factory.mktemp("harmony") / "m", tokenizer)
+    one = Engine(EngineConfig(model_path=path, threads=1, slots=2, context=256))
+    yield one
+    one.close()
+
+
+def said(one, grammar, seed=0):
+    """The reply that a grammar allows, in the engine's pieces."""
+    sampling = SamplingParams(seed=seed, grammar=grammar)
+    events = one.handle(Generate(id=f"{seed}", prompt="hello", max_tokens=100, sampling=sampling))
+    while one.busy:
+        events += one.step()
+    assert not any(isinstance(event, Failure) for event in events), events
+    return [event for event in events if isinstance(event, Delta)]
+
+
+def test_the_marks_of_channels_are_control_tokens(harmony):
+    """llama.cpp takes them for a person's own tokens, and so reads them in any text."""
+    assert set(templates.HARMONY_MARKS) <= set(harmony.info.control_tokens)
+
+    def tokens(text, parse):
+        return harmony.handle(Tokenize(id="t", text=text, add_special=False, parse_special=parse))[0].value
+
+    text = "<|start|>system<|message|>x<|end|><|channel|><|constrain|><|end|"
+    marks = {tokens(each, True)[0] for each in CHANNELS.controls}
+    assert len(marks & set(tokens(text, True))) == 5
+    assert not marks & set(tokens(text, False))
+
+
+def test_a_forced_call_in_a_channel(harmony):
+    use = ToolUse(tools=(CallableTool(name="weather", parameters=SCHEMA),), required=True, parallel=True)
+    grammar, _ = reply_grammar(CHANNELS, use, "none", begins="header")
+    for seed in range(4):
+        deltas = said(harmony, grammar, seed)
+        reader = ChannelReader("header", calls=True)
+        pieces = [piece for delta in deltas for piece in reader.push(delta.text, last=delta.finish is not None)]
+        assert [piece.text for piece in pieces if piece.kind == "call"] == ["weather"]
+        arguments = json.loads("".join(piece.text for piece in pieces if piece.kind == "arguments"))
+        assert arguments["city"] in ("Bonn", "Rome")
+        assert arguments["days"] in range(10)
+        assert deltas[-1].finish == "stop"
+        assert not reader.in_call
+
+
+def test_a_schema_in_the_final_channel(harmony):
+    deltas = said(harmony, answer_grammar(of_json(SCHEMA), reasons=False))
+    (piece,) = ChannelReader("header", calls=False).push("".join(delta.text for delta in deltas), last=True)
+    assert piece.kind == "content"
+    assert json.loads(piece.text)["city"] in ("Bonn", "Rome")
+    assert deltas[-1].finish == "stop"

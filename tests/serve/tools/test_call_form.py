@@ -4,6 +4,7 @@ import pytest
 
 from slm.data.chat.template import CHATML, ChatTemplate
 from slm.serve.tools.call_form import (
+    CHANNELS,
     DEEPSEEK3,
     GEMMA4,
     GRANITE3,
@@ -215,6 +216,14 @@ def test_forms_by_name(text, form):
     assert call_form(template(text, (*templates.CHATML_MARKS, *form.controls))) == form
     # Where a vocabulary has these names as text, so have the calls.
     assert call_form(template(text)).controls == ()
+
+
+def test_a_reply_with_channels():
+    marks = templates.HARMONY_MARKS
+    assert call_form(template(templates.HARMONY, marks)) == CHANNELS
+    # Without the control tokens nothing of it could be told from text.
+    assert call_form(template(templates.HARMONY, marks[:-1])) == OWN_FORM
+    assert call_form(template(templates.HARMONY.replace(">final<", ">other<"), marks)) == OWN_FORM
 
 
 def test_a_template_that_lists_no_tools_has_our_form_whatever_it_is_called():
