@@ -142,6 +142,8 @@ class MessagesRequest(SamplingFields):
         last = messages[-1]
         continues = last.role == "assistant" and not last.tool_calls and bool(last.text().strip())
         choice = self.tool_choice
+        one = choice is not None and choice.disable_parallel_tool_use
+        calls: dict[str, Any] = {"parallel_tool_calls": False} if one else {}
         return ChatRequest(
             messages=messages,
             max_completion_tokens=self.max_tokens,
@@ -150,7 +152,7 @@ class MessagesRequest(SamplingFields):
             stream=self.stream,
             tools=[_tool(each) for each in self.tools],
             tool_choice=None if choice is None else _choice(choice),
-            **({"parallel_tool_calls": False} if choice is not None and choice.disable_parallel_tool_use else {}),
+            **calls,
             thinking=self.thinking,
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
             response_format=self._format(),

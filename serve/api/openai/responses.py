@@ -241,6 +241,8 @@ class ResponsesRequest(SamplingFields):
             response_format = JsonSchemaFormat(type="json_schema", json_schema=inner)
         else:
             response_format = self.text.format
+        given = "parallel_tool_calls" in self.model_fields_set
+        calls: dict[str, Any] = {"parallel_tool_calls": self.parallel_tool_calls} if given else {}
         return ChatRequest(
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
@@ -250,11 +252,7 @@ class ResponsesRequest(SamplingFields):
             truncation=self.truncation,
             tools=[each.as_chat() for each in self.tools],
             tool_choice=_choice(self.tool_choice),
-            **(
-                {"parallel_tool_calls": self.parallel_tool_calls}
-                if "parallel_tool_calls" in self.model_fields_set
-                else {}
-            ),
+            **calls,
             reasoning=self.reasoning,
             verbosity=self.text.verbosity,
             # An assistant's last message is one that was given, not one that was begun.
