@@ -62,7 +62,8 @@ def test_the_example_is_one_file_and_its_yaml(folder, corpus, tmp_path):
             ["+components.growing_bach.first=1"],
             "no such component with its own options; did you mean 'growing_batch'",
         ),
-        (["+components.patience.most=1"], "no such component with its own options"),
+        (["+components.phases.most=1"], "no such component with its own options"),
+        (["+components.patience.most=1"], r"components\.patience are options of train\.patience"),
     ],
 )
 def test_what_does_not_fit_is_said(folder, words, message):

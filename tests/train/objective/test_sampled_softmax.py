@@ -49,7 +49,7 @@ def definition(model: LanguageModel, bag: int) -> torch.Tensor:
 @pytest.mark.parametrize("tie", [False, True])
 @pytest.mark.parametrize("bag", [1, BAG])
 def test_gradients_are_those_of_the_definition(kind, tie, bag):
-    model = model_of(1, tie, VOCAB)
+    model = model_of(1, tie, vocab_size=VOCAB)
     objective = SampledSoftmax(COUNT, VOCAB) if bag == 1 else Superposition(bag, sampled=COUNT, vocab_size=VOCAB)
     assert_gradients(objective, model, kind, BLOCKS, definition(model, bag), count=96 if bag == 1 else 21)
 
