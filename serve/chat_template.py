@@ -37,8 +37,8 @@ from slm.serve.tools.channels import FINAL, TURN, Begins, as_taken
 FALLBACK_STOP = ("\n\nUser:", "\nUser:", "\n\nSystem:", "\nSystem:")
 """Stop strings of the plain template, which has no token that ends a turn."""
 
-_THINKING = ("enable_thinking", "thinking")
-"""Variables that turn reasoning off."""
+THINKING = ("enable_thinking", "thinking")
+"""What chat templates call the variable that turns reasoning on or off."""
 _FALLBACK_NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
@@ -103,7 +103,7 @@ class ChatPrompt:
 
     def reads(self, name: str) -> bool:
         """Whether a variable of that name has an effect, as far as the template's text shows it."""
-        if self.channels and name in _THINKING:
+        if self.channels and name in THINKING:
             return True
         return self._template is not None and re.search(rf"\b{re.escape(name)}\b", self._source) is not None
 
@@ -248,7 +248,7 @@ class ChatPrompt:
 def _is_off(options: Mapping[str, Any] | None) -> bool:
     """Whether variables of a template turn reasoning off."""
     given = options or {}
-    return given.get("reasoning_effort") == "none" or any(given.get(name) is False for name in _THINKING)
+    return given.get("reasoning_effort") == "none" or any(given.get(name) is False for name in THINKING)
 
 
 def _refused(refused: TemplateRefusesError) -> ChatTemplateError:

@@ -25,6 +25,10 @@ def unused_mark(text: str) -> str | None:
     return next((each for each in _MARKS if each not in text), None)
 
 
+CHANNEL_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+"""gpt-oss's control tokens within a turn."""
+
+
 def grammar_name(control: str) -> str:
     """A control token's name in a grammar: llguidance knows names in angle brackets alone, and Mistral's tokens
     ([TOOL_CALLS]) have others."""

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from slm.data.chat.content_spans import unused_mark
+from slm.data.chat.content_spans import CHANNEL_MARKS, unused_mark
 from slm.data.chat.template import ChatTemplate, TemplateRefusesError
 from slm.serve.tools.written_arguments import Fields, written_arguments
 
@@ -178,7 +178,7 @@ CHANNELS = CallForm(
     middle="<|channel|>commentary json<|message|>",
     suffix="",
     between=None,
-    controls=("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>"),
+    controls=CHANNEL_MARKS,
 )
 """gpt-oss. All of a reply has a form, not only its calls (``slm.serve.tools.channels``), and a call may be written in
 another order; ``controls`` come out of every reply."""

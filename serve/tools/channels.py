@@ -15,14 +15,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from slm.data.chat.content_spans import CHANNEL_MARKS
 from slm.serve.grammar.forms import Grammar, as_text, quoted
 from slm.serve.tools.call_form import CHANNELS
-from slm.serve.tools.reply_reader import JsonEnd, Piece
+from slm.serve.tools.reply_reader import JsonEnd, Piece, Reader, begun
 
 Begins = Literal["", "header", "final"]
 """Where such a reply begins: with its channel's name, or inside the final message. "": the model has no channels."""
 
-START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
+START, END, MESSAGE, CHANNEL, CONSTRAIN = CHANNEL_MARKS
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 FINAL = f"{CHANNEL}final{MESSAGE}"
 TURN = f"{START}assistant"
@@ -31,42 +32,26 @@ TURN = f"{START}assistant"
 _CALL = CHANNELS.prefix
 _RECIPIENT = re.compile(rf"{re.escape(_CALL)}([^\s<]+)")
 _NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+_BEGINS = (END, START, CHANNEL)
+"""What stands where a message or a header ends, or the next one begins."""
 _BREAK = "\n\n"
 """Between two messages of one kind."""
 _FREE = "FREE: /(?s:.*)/"
 _NEXT = f"{END} {START} {quoted('assistant')}"
 
 
-class ChannelReader:
-    """Takes a reply apart as ``ReplyReader`` does. ``calls``: whether it can hold any; else a message to a function is
-    content. ``begins``: where the reply begins."""
-
-    plain = False
+class ChannelReader(Reader):
+    """``calls``: whether the reply can hold any; else a message to a function is content. ``begins``: where it
+    begins."""
 
     def __init__(self, begins: Begins, *, calls: bool) -> None:
+        super().__init__("text" if begins == "final" else "header")
         self._calls = calls
-        self._state = "text" if begins == "final" else "header"
         self._kind: Literal["reasoning", "content"] = "content"
-        self._held = ""
-        """Text of a kind that is not known yet."""
         self._said: set[str] = set()
         """Kinds that have some text."""
         self._break = ""
         """Stands before the next text."""
-        self._arguments = JsonEnd()
-
-    @property
-    def in_call(self) -> bool:
-        """Whether a call has begun that is not whole."""
-        return self._state == "arguments"
-
-    def push(self, text: str, *, last: bool = False) -> list[Piece]:
-        """What the text adds. ``last``: no more comes."""
-        self._held += text
-        out: list[Piece] = []
-        while getattr(self, f"_in_{self._state}")(out, last):
-            pass
-        return out
 
     def _in_header(self, out: list[Piece], last: bool) -> bool:
         if not any(self._held.startswith(each) or each.startswith(self._held) for each in (START, CHANNEL, " to=")):
@@ -88,24 +73,13 @@ class ChannelReader:
     def _in_text(self, out: list[Piece], last: bool) -> bool:
         at = self._end_of_message()
         if at < 0:
-            marks = (END, START, CHANNEL)
-            keep = next((n for n in range(10, 0, -1) if any(self._held.endswith(each[:n]) for each in marks)), 0)
-            keep = 0 if last else keep
+            keep = 0 if last else begun(self._held, _BEGINS)
             self._emit(out, self._held[: len(self._held) - keep])
             self._held = self._held[len(self._held) - keep :]
             return False
         self._emit(out, self._held[:at])
         self._held, self._state = self._held[at:].removeprefix(END), "header"
         return True
-
-    def _in_arguments(self, out: list[Piece], last: bool) -> bool:
-        text, n = self._arguments.take(self._held)
-        if text:
-            out.append(Piece(kind="arguments", text=text))
-        self._held = self._held[n:]
-        if self._arguments.done:
-            self._state = "after"
-        return self._arguments.done
 
     def _in_after(self, out: list[Piece], last: bool) -> bool:
         at = self._end_of_message()
@@ -116,7 +90,7 @@ class ChannelReader:
 
     def _end_of_message(self) -> int:
         """Where the next message or header begins in what is held; -1: nowhere."""
-        return min((at for each in (END, START, CHANNEL) if (at := self._held.find(each)) >= 0), default=-1)
+        return min((at for each in _BEGINS if (at := self._held.find(each)) >= 0), default=-1)
 
     def _emit(self, out: list[Piece], text: str) -> None:
         if text:
@@ -166,7 +140,7 @@ def _messages() -> list[str]:
         f"think: {CHANNEL} {quoted('analysis')} {MESSAGE} FREE {_NEXT}",
         f"preamble: {CHANNEL} {quoted('commentary')} {MESSAGE} FREE {_NEXT}",
         f"unended: {CHANNEL} ({quoted('analysis')} | {quoted('commentary')}) {MESSAGE} FREE",
-        f"typed: {quoted(' ')} <|constrain|> {quoted('json')} | <|constrain|> {quoted('json')} | {quoted(' json')}",
+        f"typed: {quoted(' ')} {CONSTRAIN} {quoted('json')} | {CONSTRAIN} {quoted('json')} | {quoted(' json')}",
         _FREE,
     ]
 

@@ -21,7 +21,45 @@ class Piece:
     text: str
 
 
-class ReplyReader:
+class Reader:
+    """Takes a reply apart by its states: ``_in_STATE`` takes what it knows of the text that is held, and says whether
+    the next state may know more. ``state``: the first one."""
+
+    def __init__(self, state: str) -> None:
+        self._state = state
+        self._held = ""
+        """Text of a kind that is not known yet."""
+        self._arguments: JsonEnd | ArgumentsReader = JsonEnd()
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return False
+
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun that is not whole."""
+        return self._state in ("name", "arguments")
+
+    def push(self, text: str, *, last: bool = False) -> list[Piece]:
+        """What the text adds. ``last``: no more comes."""
+        self._held += text
+        out: list[Piece] = []
+        while getattr(self, f"_in_{self._state}")(out, last):
+            pass
+        return out
+
+    def _in_arguments(self, out: list[Piece], last: bool) -> bool:
+        text, n = self._arguments.take(self._held)
+        if text:
+            out.append(Piece(kind="arguments", text=text))
+        self._held = self._held[n:]
+        if self._arguments.done:
+            self._state = "after"
+        return self._arguments.done
+
+
+class ReplyReader(Reader):
     """``form``: that of the calls; None where the reply can hold none. ``reasoning``: where it may hold any.
     ``texts``: by function, the parameters that are texts whatever they look like."""
 
@@ -31,34 +69,20 @@ class ReplyReader:
         reasoning: Reasoning = "none",
         texts: Mapping[str, Collection[str]] | None = None,
     ) -> None:
+        super().__init__({"none": "text", "may": "begin", "open": "reasoning"}[reasoning])
         self._form, self._texts = form, texts or {}
-        self._state = {"none": "text", "may": "begin", "open": "reasoning"}[reasoning]
-        self._held = ""
-        """Text of a kind that is not known yet."""
         self._has_text = False
         """Whether any content or reasoning came since the last change of kind: white space before it is dropped."""
         self._trims = reasoning == "open"
-        self._arguments: JsonEnd | ArgumentsReader = JsonEnd()
 
     @property
     def plain(self) -> bool:
-        """Whether all text is content."""
         return self._form is None and self._state == "text" and not self._trims and not self._held
 
-    @property
-    def in_call(self) -> bool:
-        """Whether a call has begun that is not whole."""
-        return self._state in ("name", "arguments")
-
     def push(self, text: str, *, last: bool = False) -> list[Piece]:
-        """What the text adds. ``last``: no more comes."""
         if self.plain:
             return [Piece(kind="content", text=text)] if text else []
-        self._held += text
-        out: list[Piece] = []
-        while getattr(self, f"_in_{self._state}")(out, last):
-            pass
-        return out
+        return super().push(text, last=last)
 
     def _in_begin(self, out: list[Piece], last: bool) -> bool:
         """Whether the reply begins with reasoning."""
@@ -130,15 +154,6 @@ class ReplyReader:
             self._arguments = ArgumentsReader(form.fields, self._texts.get(name, ()), ends)
         return True
 
-    def _in_arguments(self, out: list[Piece], last: bool) -> bool:
-        text, n = self._arguments.take(self._held)
-        if text:
-            out.append(Piece(kind="arguments", text=text))
-        self._held = self._held[n:]
-        if self._arguments.done:
-            self._state = "after"
-        return self._arguments.done
-
     def _in_after(self, out: list[Piece], last: bool) -> bool:
         form = self._form
         assert form is not None
@@ -152,7 +167,7 @@ class ReplyReader:
 
     def _emit_known(self, out: list[Piece], kind: Literal["reasoning", "content"], mark: str, last: bool) -> None:
         """Emits what cannot be the beginning of ``mark``, or white space in front of it."""
-        keep = 0 if last else next((n for n in range(len(mark) - 1, 0, -1) if self._held.endswith(mark[:n])), 0)
+        keep = 0 if last else begun(self._held, (mark,))
         known = self._held[: len(self._held) - keep]
         if mark and not last:
             known = known.rstrip()
@@ -165,6 +180,12 @@ class ReplyReader:
         if text:
             self._has_text = True
             out.append(Piece(kind=kind, text=text))
+
+
+def begun(text: str, marks: Collection[str]) -> int:
+    """How many characters at the end of a text may be the beginning of one of the marks, none of which is whole."""
+    longest = max(map(len, marks))
+    return next((n for n in range(longest - 1, 0, -1) if any(text.endswith(each[:n]) for each in marks)), 0)
 
 
 class JsonEnd:

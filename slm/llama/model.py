@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import llama_cpp.llama_cpp as C
 
-from slm.data.chat.content_spans import grammar_name
+from slm.data.chat.content_spans import CHANNEL_MARKS, grammar_name
 from slm.data.errors import UserError
 from slm.data.unicode_scripts import BLANKS
 from slm.llama.errors import LlamaError, MisuseError
@@ -45,7 +45,6 @@ _POOLINGS: dict[Any, Pooling] = {
 _CONTROL_BYTE = b"\xff"
 """llguidance's mark in front of the name of a control token; no UTF-8 text holds it."""
 
-_CHANNEL_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
 _NOT_WITH_AMX = ("lfm2", "lfm2moe")
 """Architectures with short convolutions that multiply one matrix with several sequences as a third dimension.
 llama.cpp's AMX products get that wrong: the logits are garbage (seen with q4_k_m), or an assertion ends the process
@@ -177,16 +176,22 @@ class Model:
         end = self._tokenized("<|call|>", add_special=False, parse_special=True)
         if len(end) != 1 or not self.is_eog(end[0]):
             return {}
-        found = {name: self._tokenized(name, add_special=False, parse_special=True) for name in _CHANNEL_MARKS}
+        found = {name: self._tokenized(name, add_special=False, parse_special=True) for name in CHANNEL_MARKS}
         return {
             name: tokens[0]
             for name, tokens in found.items()
-            if len(tokens) == 1 and C.llama_vocab_get_attr(self._vocab, tokens[0]) & C.LLAMA_TOKEN_ATTR_USER_DEFINED
+            if len(tokens) == 1 and self._attributes[tokens[0]] & C.LLAMA_TOKEN_ATTR_USER_DEFINED
         }
+
+    @cached_property
+    def _attributes(self) -> tuple[int, ...]:
+        """What llama.cpp knows of each token, as bits; read once, since it takes a tenth of a second."""
+        self._open()
+        return tuple(C.llama_vocab_get_attr(self._vocab, token) for token in range(self.n_vocab))
 
     def _is_control(self, token: int) -> bool:
         hidden = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
-        return bool(C.llama_vocab_get_attr(self._vocab, token) & hidden) or token in self._channel_marks.values()
+        return bool(self._attributes[token] & hidden) or token in self._channel_marks.values()
 
     def tokenize_parts(
         self, text: str, literal: Sequence[tuple[int, int]], *, add_special: bool, parse_special: bool
@@ -220,7 +225,8 @@ class Model:
     @cached_property
     def _swallowing_before(self) -> tuple[str, ...]:
         """The special tokens that swallow the white space before them."""
-        return tuple(self.token_name(token) for token in range(self.n_vocab) if self.strips(token)[0])
+        strips = C.LLAMA_TOKEN_ATTR_LSTRIP
+        return tuple(self.token_name(token) for token, each in enumerate(self._attributes) if each & strips)
 
     def token_to_piece(self, token: int, special: bool = False) -> bytes:
         """UTF-8 bytes of a token, which may end inside a character; b"" for control tokens unless ``special``."""
@@ -282,7 +288,7 @@ class Model:
     def strips(self, token: int) -> tuple[bool, bool]:
         """Whether a special token swallows the white space before it, and that behind it."""
         self._open()
-        attributes = C.llama_vocab_get_attr(self._vocab, self.check_token(token))
+        attributes = self._attributes[self.check_token(token)]
         return bool(attributes & C.LLAMA_TOKEN_ATTR_LSTRIP), bool(attributes & C.LLAMA_TOKEN_ATTR_RSTRIP)
 
     def is_eog(self, token: int) -> bool:

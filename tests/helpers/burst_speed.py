@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from slm.data.tales.story import story
+from slm.serve.bench.measure import quantile
 from slm.serve.engine import engine as engine_module
 from slm.serve.engine.config import EngineConfig
 from slm.serve.engine.engine import Engine
@@ -25,11 +26,6 @@ from slm.serve.engine.protocol import Cancel, Delta, Failure, Generate, Sampling
 _TEXT_S = 0.033
 """Texts that come faster are sent together."""
 _SAMPLING = SamplingParams(seed=1, temperature=0.8, top_k=40, top_p=0.95, ignore_eos=True)
-
-
-def percentile(values: list[float], part: float) -> float:
-    """The value below which this part of them lies."""
-    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 class Clients:
@@ -91,8 +87,8 @@ def burst(clients: Clients, n: int, rounds: int, n_tokens: int, clock) -> str:
     pauses = [each for name in names for each in clients.pauses(name)]
     return (
         f"{n} clients: {n * rounds * n_tokens / seconds:.1f} tokens/s; first text {min(firsts):.2f}, "
-        f"{statistics.median(firsts):.2f}, 95th percentile {percentile(firsts, 0.95):.2f}, last {max(firsts):.2f} s; "
-        f"pauses {statistics.median(pauses):.3f}, 99th percentile {percentile(pauses, 0.99):.3f} s"
+        f"{statistics.median(firsts):.2f}, 95th percentile {quantile(firsts, 0.95):.2f}, last {max(firsts):.2f} s; "
+        f"pauses {statistics.median(pauses):.3f}, 99th percentile {quantile(pauses, 0.99):.3f} s"
     )
 
 
@@ -109,7 +105,7 @@ def next_to_long(clients: Clients, n_prompt: int, n_prompts: int) -> str:
             pass
     beside = clients.pauses(stream)
     clients._engine.handle(Cancel(id=stream))
-    a, b = percentile(quiet, 0.99), percentile(beside, 0.99)
+    a, b = quantile(quiet, 0.99), quantile(beside, 0.99)
     return f"a stream's 99th percentile: {a:.3f} s, next to prompts of {n_prompt} tokens {b:.3f} s: {b / a:.1f} times"
 
 

@@ -3,6 +3,7 @@
 Tested in tests/train/tune/test_look.py.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from slm.data.sources import files
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.conversations import chat_files
 from slm.data.sources.documents import make_plans, open_stream
+from slm.data.sources.plan import Plan
 from slm.data.stream.chat_setup import chat_setup
 from slm.data.stream.conversations import in_block
 from slm.data.tokenizers.make import load_tokenizer
@@ -74,7 +76,6 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
     encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0])
     (plan,) = make_plans(data if data.val_files else replace(data, val_fraction=0.0), "train")
     apart = _hashes(data, seed) if data.val_files else None
-    stream = open_stream(replace(plan, also_held_out=frozenset()), seed=seed, wrap=lambda corpus: corpus)
     lengths: list[int] = []
     cut: list[int] = []
     alike: list[int] = []
@@ -82,20 +83,16 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
     seen: set[float] = set()
     tokens = scored = records = looked_at = refused = too_long = in_both = 0
     why = ""
-    while True:
-        try:
-            document = next(stream)
-        except StopIteration:
-            break
+    for document in _records(replace(plan, also_held_out=frozenset()), seed):
         hashed = unit_hash(document)
         if hashed in plan.also_held_out:
             in_both += 1
             continue
         records += 1
-        if hashed in seen or len(seen) >= MEASURED:
-            seen.add(hashed)
-            continue
+        only_counted = hashed in seen or len(seen) >= MEASURED
         seen.add(hashed)
+        if only_counted:
+            continue
         looked_at += 1
         try:
             parts = encoder.pair(document) if pairs else (encoder.conversation(document)[:2],)
@@ -161,15 +158,19 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
 
 def _hashes(data: DataConfig, seed: int) -> set[float]:
     """The unit hashes of the conversations in the files that are held out."""
-    found: set[float] = set()
-    for plan in make_plans(data, "validation"):
-        stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
-        while True:
-            try:
-                found.add(unit_hash(next(stream)))
-            except StopIteration:
-                break
-    return found
+    plans = make_plans(data, "validation")
+    return {unit_hash(document) for plan in plans for document in _records(plan, seed)}
+
+
+def _records(plan: Plan, seed: int) -> Iterator[str]:
+    """All of a source's records, once."""
+    stream = open_stream(plan, seed=seed, wrap=lambda corpus: corpus)
+    while True:
+        try:
+            document = next(stream)
+        except StopIteration:
+            return
+        yield document
 
 
 def same_beginning(one: np.ndarray, other: np.ndarray) -> int:

@@ -27,7 +27,7 @@ from slm.serve.api.errors import Error
 from slm.serve.engine.protocol import Delta, FinishReason, PrefillDone, PrefillProgress, StoppedBy, TokenLogprob
 from slm.serve.tools.call_form import CallForm, Reasoning
 from slm.serve.tools.channels import Begins, ChannelReader
-from slm.serve.tools.reply_reader import Piece, ReplyReader
+from slm.serve.tools.reply_reader import Piece, Reader, ReplyReader
 
 # One encoder for all: `json.dumps` with its own options makes a new one for every call.
 _encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -65,7 +65,7 @@ class ReplyForm:
     begins: Begins = ""
     """Where it begins, if its messages have channels that are split off."""
 
-    def reader(self) -> ReplyReader | ChannelReader:
+    def reader(self) -> Reader:
         """Takes a reply of this form apart."""
         if self.begins:
             return ChannelReader(self.begins, calls=self.calls is not None)
@@ -85,7 +85,7 @@ class Call:
 class Message:
     """What a reply's text has become so far."""
 
-    reader: ReplyReader | ChannelReader
+    reader: Reader
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)

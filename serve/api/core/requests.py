@@ -31,6 +31,7 @@ from slm.serve.api.core.fields import (
 )
 from slm.serve.api.core.messages import Message, ToolChoice, Tools, tool_use
 from slm.serve.api.errors import ApiError
+from slm.serve.chat_template import THINKING
 from slm.serve.engine.protocol import ModelInfo, SamplingParams
 from slm.serve.grammar import forms
 from slm.serve.grammar.errors import GrammarError
@@ -529,10 +530,6 @@ TruncationField = Annotated[
         description="auto: drop the oldest turns of a conversation that is longer than the context; disabled: refuse it"
     ),
 ]
-
-
-THINKING = ("enable_thinking", "thinking")
-"""What chat templates call the variable that turns reasoning on or off."""
 
 
 class Thinking(Strict):

@@ -6,8 +6,8 @@ Tested in tests/serve/test_several_models.py, tests/serve/test_server.py.
 from __future__ import annotations
 
 from slm.data.errors import UserError
-from slm.serve.api.core.requests import THINKING
 from slm.serve.api.openai.response_shapes import Model, ModelMeta, Sampling
+from slm.serve.chat_template import THINKING
 from slm.serve.engine.protocol import SamplingDefaults
 from slm.serve.pool.model_pool import Served
 

@@ -23,7 +23,6 @@ from slm.serve.api.core.kept_streams import HEADER, KeptStreams
 from slm.serve.api.core.messages import Message, template_messages, template_tools
 from slm.serve.api.core.replies import ReplyForm, ResponseBuilder
 from slm.serve.api.core.requests import (
-    THINKING,
     ChatRequest,
     CompletionRequest,
     adapter_scales,
@@ -39,7 +38,7 @@ from slm.serve.api.openai.response_store import ResponseStore, Stored
 from slm.serve.api.openai.responses import ResponsesRequest
 from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
-from slm.serve.chat_template import ChatTemplateError, RenderedChat
+from slm.serve.chat_template import THINKING, ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
 from slm.serve.engine.protocol import Detokenize, Generate, ThoughtLimit, Tokenize
 from slm.serve.grammar.forms import Grammar

@@ -35,6 +35,26 @@ SCHEMA = {
 }
 
 
+def said(one, grammar, seed=0, shown=()):
+    """The reply that a grammar allows, in the engine's pieces."""
+    sampling = SamplingParams(seed=seed, grammar=grammar)
+    events = one.handle(Generate(id=f"{seed}", prompt="hello", max_tokens=100, sampling=sampling, shown=shown))
+    while one.busy:
+        events += one.step()
+    assert not any(isinstance(event, Failure) for event in events), events
+    return [event for event in events if isinstance(event, Delta)]
+
+
+def assert_a_call(reader, deltas):
+    """The reply is one call with arguments of the schema, and ends."""
+    pieces = [piece for delta in deltas for piece in reader.push(delta.text, last=delta.finish is not None)]
+    assert [piece.text for piece in pieces if piece.kind == "call"] == ["weather"]
+    arguments = json.loads("".join(piece.text for piece in pieces if piece.kind == "arguments"))
+    assert arguments["city"] in ("Bonn", "Rome")
+    assert arguments["days"] in range(10)
+    assert deltas[-1].finish == "stop"
+
+
 @pytest.mark.parametrize(
     ("text", "form", "marks"),
     [
@@ -64,20 +84,8 @@ def test_a_forced_call(tmp_path, text, form, marks):
     tools = (CallableTool(name="weather", parameters=SCHEMA),)
     grammar, _ = reply_grammar(form, ToolUse(tools=tools, required=True, parallel=False), "none")
     for seed in range(3):
-        sampling = SamplingParams(seed=seed, grammar=grammar)
-        asked = Generate(id=f"{seed}", prompt="hello", max_tokens=100, sampling=sampling, shown=form.controls)
-        events = one.handle(asked)
-        while one.busy:
-            events += one.step()
-        assert not any(isinstance(event, Failure) for event in events), events
-        deltas = [event for event in events if isinstance(event, Delta)]
-        reader = ReplyReader(form, "none", {"weather": texts_of(SCHEMA)})
-        pieces = [piece for delta in deltas for piece in reader.push(delta.text, last=delta.finish is not None)]
-        assert [piece.text for piece in pieces if piece.kind == "call"] == ["weather"]
-        arguments = json.loads("".join(piece.text for piece in pieces if piece.kind == "arguments"))
-        assert arguments["city"] in ("Bonn", "Rome")
-        assert arguments["days"] in range(10)
-        assert deltas[-1].finish == "stop"
+        deltas = said(one, grammar, seed, form.controls)
+        assert_a_call(ReplyReader(form, "none", {"weather": texts_of(SCHEMA)}), deltas)
         written = "".join(delta.text for delta in deltas)
         assert written.startswith(form.prefix)
         assert written.endswith(form.suffix)
@@ -94,16 +102,6 @@ def harmony(tmp_path_factory):
     one = Engine(EngineConfig(model_path=path, threads=1, slots=2, context=256))
     yield one
     one.close()
-
-
-def said(one, grammar, seed=0):
-    """The reply that a grammar allows, in the engine's pieces."""
-    sampling = SamplingParams(seed=seed, grammar=grammar)
-    events = one.handle(Generate(id=f"{seed}", prompt="hello", max_tokens=100, sampling=sampling))
-    while one.busy:
-        events += one.step()
-    assert not any(isinstance(event, Failure) for event in events), events
-    return [event for event in events if isinstance(event, Delta)]
 
 
 def test_the_marks_of_channels_are_control_tokens(harmony):
@@ -125,12 +123,7 @@ def test_a_forced_call_in_a_channel(harmony):
     for seed in range(4):
         deltas = said(harmony, grammar, seed)
         reader = ChannelReader("header", calls=True)
-        pieces = [piece for delta in deltas for piece in reader.push(delta.text, last=delta.finish is not None)]
-        assert [piece.text for piece in pieces if piece.kind == "call"] == ["weather"]
-        arguments = json.loads("".join(piece.text for piece in pieces if piece.kind == "arguments"))
-        assert arguments["city"] in ("Bonn", "Rome")
-        assert arguments["days"] in range(10)
-        assert deltas[-1].finish == "stop"
+        assert_a_call(reader, deltas)
         assert not reader.in_call
 
 
