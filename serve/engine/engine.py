@@ -118,6 +118,11 @@ class Engine:
         self.n_preempted = self.n_steps = self.n_in_steps = 0
         self._step_began: float | None = None
 
+    def warm(self) -> None:
+        """Begins what a first request would wait for, in a thread of its own: call it once the engine is ready."""
+        if self._runner.generates:
+            self._constraints.warm()
+
     @property
     def busy(self) -> bool:
         """Whether ``step`` has something to do."""

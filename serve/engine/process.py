@@ -92,6 +92,7 @@ def run_engine(config: EngineConfig, commands: Connection, events: Connection) -
     reports = threading.Thread(target=_report, args=(engine, outbox, ended), daemon=True, name="reports")
     try:
         outbox.send([Ready(info=engine.info)])
+        engine.warm()
         reports.start()
         _loop(engine, intake.commands, outbox, DeltaBuffer(config.stream_ms / 1000))
     except OSError:

@@ -119,11 +119,19 @@ class Constraints:
         """Whether grammars are being compiled."""
         return bool(self._pending)
 
+    def warm(self) -> None:
+        """Begins to read the vocabulary, which takes .2 s with 50,000 ids and .8 s with 150,000 (a core of an EPYC, Zen
+        4), so that the first grammar does not wait for it."""
+        self._compiling().submit(lambda: self._model.grammar_tokenizer)
+
     def begin(self, sequence_id: str, grammar: str) -> None:
         """Compiles a grammar for a sequence; ``take_ready`` gives the constraint."""
+        self._pending[sequence_id] = self._compiling().submit(self._make, grammar)
+
+    def _compiling(self) -> ThreadPoolExecutor:
         if self._compiler is None:
             self._compiler = deep_thread("grammar")
-        self._pending[sequence_id] = self._compiler.submit(self._make, grammar)
+        return self._compiler
 
     def _make(self, grammar: str) -> Constraint:
         tokenizer: LLTokenizer = self._model.grammar_tokenizer

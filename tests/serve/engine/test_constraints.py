@@ -59,6 +59,16 @@ def test_forced_tokens_are_computed_together(engine):
     assert event.completion_tokens <= len(same) + 12  # what is drawn may be spelled by shorter tokens
 
 
+def test_the_vocabulary_is_read_before_the_first_grammar(tiny_path):
+    """It takes most of a second with 150,000 ids."""
+    engine = Engine(EngineConfig(model_path=tiny_path, threads=1, slots=1))
+    engine.warm()
+    engine._constraints._compiling().submit(int).result(timeout=60)  # its thread works in order
+    read = "grammar_tokenizer" in vars(engine._model)
+    engine.close()
+    assert read
+
+
 def test_the_masks_of_a_step_are_handed_over_together(engine, monkeypatch):
     """To hand a mask over to its thread costs more than most masks."""
     handed, compute = [], constraints.compute
