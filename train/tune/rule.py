@@ -16,7 +16,7 @@ LEAST_STEP, MOST_STEP = 128, 1024
 """Tokens of an AdamW step. Below, an update costs more than its tokens; above, updates are given away."""
 MUON_STEPS = 256, 4096
 """The same for Muon: its update costs more and gains less from small steps."""
-SHORT_STEP, SHORT_LR = 4, 3.0
+SHORT_STEP, SHORT_LR = 4, 2.0
 """Conversations of an AdamW step, and its learning rate in units of the usual one, where the time given is too short
 for ``LEAST_UPDATES`` of the least step. An update then costs as much as the tokens of two conversations, and what they
 share at their beginning is computed once (docs/results/chat.md)."""
