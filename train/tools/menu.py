@@ -64,7 +64,7 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     )
     print("  " + reason(chosen, sizes, basis))
     if wikitext.can_say(base.data):
-        low, at, high = map(wikitext.word_perplexity, (chosen.low, chosen.bits_per_byte, chosen.high))
+        low, at, high = wikitext.of_run(base.data, (chosen.low, chosen.bits_per_byte, chosen.high))
         print(f"  WikiText-103 perplexity per word: {at:,.0f} ({low:,.0f} to {high:,.0f}: two runs of three)")
     money = costs_of(chosen, basis, options)
     show_costs(money)
