@@ -60,6 +60,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         "tokens_per_s": speed,
         "budget_s": seconds,
         "predicted_tokens": tokens,
+        "predicted_steps": tokens // train.tokens_per_step,
         "bits_per_byte": value,
         "bits_per_byte_low": low,
         "bits_per_byte_high": high,
@@ -71,7 +72,10 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         how = f"measured on {machine_name(machine)}"
     rows = [
         [f"time at {speed:,.0f} tokens/s ({how}), everything included", duration(seconds)],
-        ["training tokens in that time", f"{tokens:,}"],
+        [
+            f"training tokens in that time, and steps of {train.tokens_per_step:,}",
+            f"{tokens:,} ({tokens // train.tokens_per_step:,} steps)",
+        ],
         [
             "bits per byte at the end, on text like English books",
             f"{value:.3f} ({low:.3f} to {high:.3f}: two runs of three)",
