@@ -45,7 +45,7 @@ class RecipeBenchOptions:
     nanochat_python: Path | None = None
     """The Python with its dependencies; None: ``.venv/bin/python`` in the checkout."""
     nanochat_depths: list[int] = field(default_factory=lambda: [3, 4])
-    """Depths to try, a whole run each for each factor. Up to half an hour on two cores one of these two was its best."""
+    """Depths to try, a whole run each for each factor. Up to half an hour one of these two was its best."""
     nanochat_lr_factors: list[float] = field(default_factory=lambda: [1.0])
     """What its own learning rates are multiplied by. It lowers them by the square root of the batch, to a thirteenth at
     3,072 tokens a step; 13 takes that back."""

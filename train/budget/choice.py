@@ -45,8 +45,8 @@ BAG = 4
 BAGS_UNTIL = 0.1
 """Share of the run at which the part with token bags ends."""
 BAGS_AT_MOST = 100e6
-"""Bytes of text of a run above which bags are off. They are worth ``MOST_SUPERPOSED`` bytes at most: 2.5 % of this, less
-than two seeds are apart. Nothing beyond a third of it was measured (docs/lab/recipe-choices.md)."""
+"""Bytes of text of a run above which bags are off. They are worth ``MOST_SUPERPOSED`` bytes at most: 2.5 % of this,
+less than two seeds are apart. Nothing beyond a third of it was measured (docs/lab/recipe-choices.md)."""
 LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
 """Fewest and most token pairs counted for the initial weights (``optim.init_bigrams``), and the largest share of the
 run's time for counting them."""
@@ -324,7 +324,7 @@ def make(
     if born_again:
         factor *= taught(alone, law.predict(*run(n_bytes * (1 / last_share - 1)))) / alone
     last_epochs = text_read(n_bytes, bag=bag, share=share) / corpus.bytes
-    # A deep model's lower rate and the head gain where text is read again: it is worth no more than new text all the same.
+    # A deep model's lower rate and the head gain where text is read again: it is worth no more than new text even so.
     new_text = head_gain(min(1.0, last_epochs)) * law.predict(*run(n_bytes, math.inf)) / alone
     factor *= max(head_gain(last_epochs), new_text)
     value = factor * alone

@@ -1,8 +1,8 @@
 """From the law's bits per byte to the perplexity that papers print: per word of WikiText-103's test text.
 
-Papers divide the nats of the whole text by its 245,569 tokens: 241,211 words between blanks, and an end of line for each
-of its 4,358 lines (Merity et al. 2016, arXiv 1609.07843). Tokens of a model are parts of words, and so the perplexity
-per word is exp(nats per byte * bytes per word), with the bytes of the raw text.
+Papers divide the nats of the whole text by its 245,569 tokens: 241,211 words between blanks, and an end of line for
+each of its 4,358 lines (Merity et al. 2016, arXiv 1609.07843). Tokens of a model are parts of words, and so the
+perplexity per word is exp(nats per byte * bytes per word), with the bytes of the raw text.
 
 The law can say it of a run that trains on text of this kind, articles of Wikipedia. What such a run is worth on other
 text, or another run on WikiText, is for ``slm eval`` to measure.
@@ -19,9 +19,9 @@ BYTES_PER_WORD = BYTES / (WORDS + LINES)
 DIFFICULTY = {"wikitext": 0.912, "wikipedia_stories": 0.99}
 """``ngram.difficulty`` of the articles, by the name of the data: WikiText's raw test text, and plain ones."""
 OTHER_FORM, FORM_ERROR = 1.31, 0.06
-"""Bits per byte of WikiText's raw test text relative to held-out plain articles for a model that has read plain articles
-alone, and its relative error (one standard deviation). WikiText's words and marks stand apart, ``1 @,@ 000 ( m )``, which
-plain articles do not have. A run of ten minutes had 1.31, two other trainers' 1.27 and 1.16
+"""Bits per byte of WikiText's raw test text relative to held-out plain articles for a model that has read plain
+articles alone, and its relative error (one standard deviation). WikiText's words and marks stand apart, as in
+``1 @,@ 000 ( m )``. A run of ten minutes had 1.31, two other trainers' 1.27 and 1.16
 (docs/results/recipe-comparison.md)."""
 
 

@@ -264,7 +264,7 @@ def test_bigrams_take_a_fortieth_of_the_time_and_no_tied_head():
 
 @pytest.mark.parametrize("name", ["2xzen4", "16xzen4"])
 def test_plenty_of_text_needs_no_tricks_for_repeated_text(name):
-    """350 MB, 3.5 GB and 35 GB: what is for text that is read again switches off by itself, and more text is no loss."""
+    """350 MB, 3.5 GB and 35 GB: what is for repeated text switches off by itself, and more text is no loss."""
     law = replace(fit(records.load()), error=0.01)
     texts = [replace(LARGE, bytes=size) for size in (350e6, 3.5e9, 35e9)]
     times = [600, 1800, 3 * 3600, 12 * 3600, 3 * 86400]
