@@ -22,7 +22,7 @@ BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
 """Bytes per token of English books, by the size of the vocabulary."""
 
 ENDS = ("_low", "", "_high")
-"""Of the keys of a prediction with its interval."""
+"""Ends of the keys that hold a prediction and its interval."""
 
 
 def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:
