@@ -72,6 +72,7 @@ _KERNELS = {
 """Former names of kernels: the instruction set and the precision."""
 REMOVED_VALUES = {
     "optim=classic": "give optim=adamw",
+    "optim.schedule=wsd": "give optim.schedule=linear, which is constant and then falls, too",
     **{
         f"train.kernels={name}": f"give train.kernels={instructions} train.precision={precision}"
         for name, (instructions, precision) in _KERNELS.items()
@@ -91,6 +92,9 @@ def without_removed(saved: dict[str, Any]) -> dict[str, Any]:
     train = config.get("train")
     if isinstance(train, dict) and (named := _KERNELS.get(str(train.get("kernels")))):
         train["kernels"], train["precision"] = named
+    optim = config.get("optim")
+    if isinstance(optim, dict) and optim.get("schedule") == "wsd":
+        optim["schedule"] = "linear"
     for name in REMOVED:
         group, _, key = name.partition(".")
         if isinstance(options := config.get(group), dict):

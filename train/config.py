@@ -88,11 +88,11 @@ class OptimConfig:
     """Muon: the share of themselves that embedding and head lose in a step at the peak rate, by AdamW's decay."""
     momentum_steps: int = 300
     """Muon: the steps in which its momentum grows to its height."""
-    schedule: Literal["cosine", "linear", "wsd", "range_test"] = "cosine"
-    """The decay after the warm-up: a cosine over the whole run, or constant and then linear, or constant and then
-    1 - sqrt (wsd). ``range_test`` grows exponentially instead (``make sweep``, ``sweep.range_test``)."""
+    schedule: Literal["cosine", "linear", "range_test"] = "cosine"
+    """The decay after the warm-up: a cosine over the whole run, or constant and then linear. ``range_test`` grows
+    exponentially instead (``make sweep``, ``sweep.range_test``)."""
     decay_fraction: float = 0.7
-    """linear and wsd: the share of the run over which the learning rate falls."""
+    """linear: the share of the run over which the learning rate falls."""
     warmup_steps: int = 100
     min_lr_ratio: float = 0.1
     """Final learning rate as a share of the peak."""

@@ -51,6 +51,7 @@ def test_adamw_has_the_presets_learning_rate():
     ("word", "says"),
     [
         ("optim=classic", "no optim 'classic' any more: give optim=adamw"),
+        ("optim.schedule=wsd", "any more: give optim.schedule=linear"),
         ("train.kernels=avxvnniint8", "any more: give train.kernels=avx2 train.precision=int8"),
         ("train.qat_share=0.2", r"any more: give \+components.quantization.share"),
         ("optim.head_lr=0.1", "any more: optim.other_lr_scale multiplies"),

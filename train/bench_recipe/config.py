@@ -11,6 +11,9 @@ from slm.data.errors import UserError
 from slm.train.config import RunConfig
 
 BASELINES = ("hf_trainer", "nanochat")
+STEPS = (1024, 2048, 4096, 8192)
+"""Tokens of a step that the others try by default. A small model learns more from short steps, and a long one loses
+less time to its update: which is best depends on the contender and the time, so that ours says nothing of it."""
 FINISHED = "finished.jsonl"
 """The file of a comparison's folder that has a line for each of its runs that are done."""
 
@@ -27,7 +30,7 @@ class RecipeBenchOptions:
     """AdamW's peak rates for Hugging Face's Trainer, a whole run each; the best is compared."""
     trainer_vocab: int | None = None
     """Its vocabulary; None: ours. It multiplies by all of its words in each step, so that it wants fewer."""
-    trainer_tokens: list[int] = field(default_factory=lambda: [2048])
+    trainer_tokens: list[int] = field(default_factory=lambda: list(STEPS))
     """About how many tokens its steps have, to try, a whole run each at each rate; none: as many as ours has."""
     window: int = 512
     """Tokens of the windows in which everybody is scored."""
@@ -41,14 +44,14 @@ class RecipeBenchOptions:
     """A checkout of nanochat; its scripts are run in it."""
     nanochat_python: Path | None = None
     """The Python with its dependencies; None: ``.venv/bin/python`` in the checkout."""
-    nanochat_depths: list[int] = field(default_factory=lambda: [4])
-    """Depths to try, a whole run each for each factor."""
+    nanochat_depths: list[int] = field(default_factory=lambda: [3, 4])
+    """Depths to try, a whole run each for each factor. Up to half an hour one of these two was its best."""
     nanochat_lr_factors: list[float] = field(default_factory=lambda: [1.0])
     """What its own learning rates are multiplied by. It lowers them by the square root of the batch, to a thirteenth at
     3,072 tokens a step; 13 takes that back."""
     nanochat_vocab: int = 8192
     """Its vocabulary."""
-    nanochat_tokens: list[int] = field(default_factory=lambda: [2048])
+    nanochat_tokens: list[int] = field(default_factory=lambda: list(STEPS))
     """About how many tokens its steps have, to try, a whole run each; none: as many as ours has."""
     nanochat_pieces: bool = True
     """Whether its documents are cut into pieces that fill its rows. Otherwise it reads the beginning of each alone."""

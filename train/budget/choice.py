@@ -44,6 +44,9 @@ BAG = 4
 """Tokens per bag at the beginning of a run that has enough text."""
 BAGS_UNTIL = 0.1
 """Share of the run at which the part with token bags ends."""
+BAGS_AT_MOST = 100e6
+"""Bytes of text of a run above which bags are off. They are worth ``MOST_SUPERPOSED`` bytes at most: 2.5 % of this,
+less than two seeds are apart. Nothing beyond a third of it was measured (docs/lab/recipe-choices.md)."""
 LEAST_BIGRAMS, MOST_BIGRAMS, BIGRAM_SHARE = 500_000, 20_000_000, 0.025
 """Fewest and most token pairs counted for the initial weights (``optim.init_bigrams``), and the largest share of the
 run's time for counting them."""
@@ -295,8 +298,8 @@ def make(
     slower = learns_slower(shape.n_layers, bigrams)
     share = wanted.superposition_share
 
-    def run(n_bytes: float) -> tuple[float, float, float, int]:
-        """The law's prediction for this shape and amount of text."""
+    def run(n_bytes: float, text: float = corpus.bytes) -> tuple[float, float, float, int]:
+        """What the law is asked for this shape, which reads so much of ``text`` bytes."""
         read = text_read(n_bytes, bag=bag, share=share)
         worth = text_worth(
             n_bytes,
@@ -305,10 +308,15 @@ def make(
             vocab_size=vocab_size,
             sampled=sampled > 0,
             slower=slower,
-            readings=read / corpus.bytes,
+            readings=read / text,
         )
         # The text counts as worth / read of what is read of it, and so does all that there is.
-        return shape.n_matrix, worth, corpus.bytes * worth / read, vocab_size
+        return shape.n_matrix, worth, text * worth / read, vocab_size
+
+    def head_gain(readings: float) -> float:
+        """The calibrated head's factor."""
+        calibrates = wanted.calibrate_head and not shape.tied
+        return calibrated(readings, vocab_size=vocab_size, d_model=shape.d_model) if calibrates else 1.0
 
     last = run(n_bytes)
     alone = law.predict(*last)
@@ -316,8 +324,9 @@ def make(
     if born_again:
         factor *= taught(alone, law.predict(*run(n_bytes * (1 / last_share - 1)))) / alone
     last_epochs = text_read(n_bytes, bag=bag, share=share) / corpus.bytes
-    if wanted.calibrate_head and not shape.tied:
-        factor *= calibrated(last_epochs, vocab_size=vocab_size, d_model=shape.d_model)
+    # A deep model's lower rate and the head gain where text is read again: it is worth no more than new text even so.
+    new_text = head_gain(min(1.0, last_epochs)) * law.predict(*run(n_bytes, math.inf)) / alone
+    factor *= max(head_gain(last_epochs), new_text)
     value = factor * alone
     low, high = (factor * each for each in law.interval(*last))
     return Candidate(
@@ -351,12 +360,14 @@ def make(
 def _bag(wanted: Wanted, seq_len: int, n_bytes: float, text: float) -> int:
     """The bag of a run with positions that stand for ``n_bytes``.
 
-    Bags read more text for the same work. They are chosen where no text is read twice for it.
+    Bags read more text for the same work. They are chosen where no text is read twice for it, in a run that is short
+    enough to gain by them.
     """
     if wanted.superposition is not None:
         return wanted.superposition
     read = text_read(n_bytes, bag=BAG, share=wanted.superposition_share)
-    return BAG if bags_fit(BAG, seq_len) and read <= text * (READABLE if wanted.max_epochs == 1 else 1) else 1
+    enough = read <= text * (READABLE if wanted.max_epochs == 1 else 1)
+    return BAG if enough and n_bytes <= BAGS_AT_MOST and bags_fit(BAG, seq_len) else 1
 
 
 def _short(wanted: Wanted, seq_len: int) -> int:

@@ -39,7 +39,8 @@ class CorpusSize:
     """Size and predictability of a run's text."""
 
     bytes: float
-    """Bytes of training text in UTF-8, without held-out text and filtered documents; infinite for endless sources."""
+    """Bytes of training text in UTF-8, without held-out text and filtered documents; infinite where all sources are
+    endless."""
     exact: bool
     """Whether all of the text was read, not a sample."""
     bytes_per_token: dict[int, float]
@@ -50,12 +51,20 @@ class CorpusSize:
 
 def count(data: DataConfig, seed: int, vocabularies: Sequence[int] = VOCABULARIES) -> CorpusSize:
     """Count the training text of ``data``. UserError for what cannot be read."""
-    total, exact = 0.0, True
-    for plan in plan_sources(data, "train"):
-        size, whole = _size(plan)
-        total, exact = total + size, exact and whole
+    plans = plan_sources(data, "train")
+    sizes, whole = zip(*map(_size, plans), strict=True)
+    total, exact = _together(sizes, [plan.source.weight for plan in plans]), all(whole)
     sample = "\n\n".join(sample_documents(data, "train", SAMPLE_BYTES, seed, SAMPLE_BYTES // 8))
     return CorpusSize(total, exact, bytes_per_token(sample, vocabularies, total), ngram.difficulty(sample))
+
+
+def _together(sizes: Sequence[float], weights: Sequence[float]) -> float:
+    """Bytes of all sources. An endless one counts for what its weight gives it until the others are read once; without
+    others the text is endless."""
+    ending = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if size < math.inf]
+    if not ending:
+        return math.inf
+    return sum(size for size, _ in ending) * sum(weights) / sum(weight for _, weight in ending)
 
 
 def _size(plan: Plan) -> tuple[float, bool]:

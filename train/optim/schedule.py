@@ -9,8 +9,8 @@ def learning_rate(config: OptimConfig, step: int, progress: float) -> float:
     """The rate of optimizer step ``step`` (from 0) when ``progress`` (0 to 1) of the run is done.
 
     The caller measures progress by steps or, where time bounds the run, by time, so that the decay ends when the run
-    ends. A cosine takes all of the run, ``linear`` and ``wsd`` the last ``decay_fraction`` of it. ``range_test`` is the
-    one that grows: from ``min_lr_ratio`` times the rate to the rate divided by it, exponentially.
+    ends. A cosine takes all of the run, ``linear`` the last ``decay_fraction`` of it. ``range_test`` is the one that
+    grows: from ``min_lr_ratio`` times the rate to the rate divided by it, exponentially.
     """
     if config.schedule == "range_test":
         return config.lr * config.min_lr_ratio ** (1 - 2 * min(1.0, max(0.0, progress)))
@@ -25,5 +25,4 @@ def _shape(config: OptimConfig, progress: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * progress))
     if progress <= 1 - config.decay_fraction:
         return 1.0
-    left = (1 - progress) / config.decay_fraction
-    return left if config.schedule == "linear" else 1 - math.sqrt(1 - left)  # wsd: Hägele et al. 2024
+    return (1 - progress) / config.decay_fraction

@@ -19,6 +19,7 @@ from slm.train.budget.costs import Costs, costs, q4_k_m_bytes
 from slm.train.budget.machine import machine_name
 from slm.train.budget.named_machine import named_machine
 from slm.train.predict import wikitext
+from slm.train.predict.law import text_factor
 from slm.train.tools.plan_config import PlanOptions
 
 
@@ -64,7 +65,10 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     )
     print("  " + reason(chosen, sizes, basis))
     if wikitext.can_say(base.data):
-        low, at, high = map(wikitext.word_perplexity, (chosen.low, chosen.bits_per_byte, chosen.high))
+        # The level of the articles: the mixture holds stories, too.
+        level = text_factor(wikitext.DIFFICULTY[base.data.name])[0] / text_factor(basis.corpus.difficulty)[0]
+        ends = [level * each for each in (chosen.low, chosen.bits_per_byte, chosen.high)]
+        low, at, high = wikitext.of_run(base.data, ends)
         print(f"  WikiText-103 perplexity per word: {at:,.0f} ({low:,.0f} to {high:,.0f}: two runs of three)")
     money = costs_of(chosen, basis, options)
     show_costs(money)

@@ -21,6 +21,9 @@ from slm.train.tools.plan_config import PlanConfig
 BYTES_PER_TOKEN = {2048: 3.05, 4096: 3.43, 8192: 3.75, 16384: 4.01, 50304: 4.3}
 """Bytes per token of English books, by the size of the vocabulary."""
 
+ENDS = ("_low", "", "_high")
+"""Ends of the keys that hold a prediction and its interval."""
+
 
 def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict[str, Any], list[list[str]]]:
     """What is predicted for a configuration that reads ``tokens``: for the JSON line, and rows of the table.
@@ -57,6 +60,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         "tokens_per_s": speed,
         "budget_s": seconds,
         "predicted_tokens": tokens,
+        "predicted_steps": tokens // train.tokens_per_step,
         "bits_per_byte": value,
         "bits_per_byte_low": low,
         "bits_per_byte_high": high,
@@ -68,7 +72,10 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         how = f"measured on {machine_name(machine)}"
     rows = [
         [f"time at {speed:,.0f} tokens/s ({how}), everything included", duration(seconds)],
-        ["training tokens in that time", f"{tokens:,}"],
+        [
+            f"training tokens in that time, and steps of {train.tokens_per_step:,}",
+            f"{tokens:,} ({tokens // train.tokens_per_step:,} steps)",
+        ],
         [
             "bits per byte at the end, on text like English books",
             f"{value:.3f} ({low:.3f} to {high:.3f}: two runs of three)",
@@ -77,12 +84,15 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         ["Q4_K_M file, MB", f"{size / 1e6:,.1f}"],
     ]
     if wikitext.can_say(config.data):
-        factor, blur = text_factor(wikitext.DIFFICULTY)
-        at = (value * factor, low * factor * (1 - blur), high * factor * (1 + blur))
-        perplexity = [wikitext.word_perplexity(each) for each in at]
-        found |= dict(zip((f"wikitext103_perplexity{end}" for end in ("", "_low", "_high")), perplexity, strict=True))
+        factor, blur = text_factor(wikitext.DIFFICULTY[config.data.name])
+        ends = (low * factor / (1 + blur), value * factor, high * factor * (1 + blur))
+        found |= dict(zip((f"articles_bits_per_byte{end}" for end in ENDS), ends, strict=True))
+        text = "bits per byte at the end, on held-out articles of Wikipedia"
+        rows.insert(3, [text, "{1:.3f} ({0:.3f} to {2:.3f}: two runs of three)".format(*ends)])
+        perplexity = wikitext.of_run(config.data, ends)
+        found |= dict(zip((f"wikitext103_perplexity{end}" for end in ENDS), perplexity, strict=True))
         text = "WikiText-103 perplexity per word at the end"
-        rows.insert(3, [text, "{:,.0f} ({:,.0f} to {:,.0f}: two runs of three)".format(*perplexity)])
+        rows.insert(4, [text, "{1:,.0f} ({0:,.0f} to {2:,.0f}: two runs of three)".format(*perplexity)])
     decode = None if machine is None else machine.decode_tokens_per_s(size, shape.n_layers)
     money = costs(
         seconds=seconds,

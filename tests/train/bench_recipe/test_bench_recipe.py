@@ -107,6 +107,7 @@ def test_a_contender_that_fails_is_named_and_the_others_are_scored(corpus, tmp_p
     (nanochat / "scripts/tok_train.py").write_text("raise SystemExit('error: no tokenizer today')")
     words = [*OPTIONS, f"data.files=[{corpus}]", f"runs_dir={tmp_path}/runs", "bench.window=32"]
     words += ["bench.baselines=[]", f"bench.nanochat={nanochat}", f"bench.nanochat_python={sys.executable}"]
+    words += ["bench.nanochat_depths=[4]", "bench.nanochat_tokens=[2048]"]
     codes = (code_of([*words, f"minutes={minutes}"]) for minutes in (0.15, *MINUTES))
     assert next(code for code in codes if code is not None) == 1
     record = json.loads(capfd.readouterr().out.splitlines()[-1])
@@ -292,6 +293,25 @@ def test_how_many_iterations_fit():
 def test_bad_options_are_one_line(option, message):
     with pytest.raises(UserError, match=message):
         bench.main([option])
+
+
+def test_the_others_look_for_a_step_and_a_depth_that_suit_them(tmp_path):
+    """By default each tries four steps, and nanochat two depths, whatever our step is."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/base_train.py").write_text("")
+    words = [*OPTIONS, f"bench.nanochat={tmp_path}", f"bench.nanochat_python={sys.executable}"]
+    found = []
+    for ours in (["train.micro_batch=4", "train.grad_accum=6"], ["train.micro_batch=1", "train.grad_accum=1"]):
+        argv = [*words, *ours, "bench.learning_rates=[2e-3]"]
+        config = load(BenchRecipeConfig, "bench_recipe", argv)
+        found.append([name for name, _ in bench._plan(config, argv, False, tmp_path)])
+    assert found[0] == found[1]
+    steps = [f"{tokens:,} tokens a step" for tokens in (1024, 2048, 4096, 8192)]
+    assert found[0] == [
+        "ours",
+        *(f"hf_trainer at 0.002, {each}" for each in steps),
+        *(f"nanochat depth {depth}, {each}" for depth in (3, 4) for each in steps),
+    ]
 
 
 def test_nanochat_can_have_a_step_of_its_own(tmp_path, monkeypatch):

@@ -10,8 +10,10 @@ from slm.train.budget import choice, choose
 from slm.train.budget.choice import Candidate, Wanted
 from slm.train.budget.corpus import CorpusSize
 from slm.train.budget.machine import Machine
+from slm.train.budget.named_machine import named_machine
 from slm.train.budget.shapes import SHAPES, VOCABULARIES
-from slm.train.predict.law import LossLaw, calibrated
+from slm.train.predict import records
+from slm.train.predict.law import LossLaw, calibrated, fit
 from tests.helpers.machines import MACHINE
 
 LAW = LossLaw(floor=0.85, size=0.45, alpha=0.35, text=1.0, beta=0.4, error=0.01, span=(5e5, 5e6, 1e6, 1e7))
@@ -258,3 +260,41 @@ def test_bigrams_take_a_fortieth_of_the_time_and_no_tied_head():
     same = Wanted(n_layers=2, d_model=256, vocab_size=2048, superposition=1)
     steps = [chosen(600, wanted=replace(same, init_bigrams=each)).steps for each in (12_500_000, 0)]
     assert 0.96 < steps[0] / steps[1] < 0.99
+
+
+@pytest.mark.parametrize("name", ["2xzen4", "16xzen4"])
+def test_plenty_of_text_needs_no_tricks_for_repeated_text(name):
+    """350 MB, 3.5 GB and 35 GB: what is for repeated text switches off by itself, and more text is no loss."""
+    law = replace(fit(records.load()), error=0.01)
+    texts = [replace(LARGE, bytes=size) for size in (350e6, 3.5e9, 35e9)]
+    times = [600, 1800, 3 * 3600, 12 * 3600, 3 * 86400]
+    runs = [
+        [choice.best(choice.candidates(named_machine(name), text, law, seconds)) for seconds in times] for text in texts
+    ]
+    for of_text in runs:
+        for less, more in pairwise(of_text):
+            assert less.bits_per_byte > more.bits_per_byte
+    for less, more in pairwise(runs):
+        for little, plenty in zip(less, more, strict=True):
+            assert plenty.bits_per_byte < 1.004 * little.bits_per_byte  # the head's gain by a reading, at most
+    for run in (each for of_text in runs for each in of_text):
+        given = {word.partition("=")[0] for word in choose.words(run, [])}
+        assert ({"optim.table_decay", "optim.weight_decay"} <= given) == (run.epochs > 1)
+        assert (run.superposition > 1) == (run.bytes <= choice.BAGS_AT_MOST)
+        assert run.born_again == 0 or run.epochs > choice.BORN_AGAIN_FROM
+    assert not any(run.born_again for run in (*runs[1], *runs[2]))
+    assert all(run.epochs < 1 for run in runs[2])
+
+
+def test_repeated_text_is_worth_no_more_than_new_text():
+    """A lower rate gains most where text is read again, and would make two readings better than as much new text."""
+    law = replace(fit(records.load()), error=0.01)
+    wanted = Wanted(n_layers=4, d_model=512, vocab_size=49152, superposition=1, calibrate_head=False)
+    machine = named_machine("2xzen4")
+    new, again = (
+        choice.best(choice.candidates(machine, replace(LARGE, bytes=size), law, 3 * 86400, wanted=wanted))
+        for size in (1e12, 3.5e9)
+    )
+    assert again.tokens == new.tokens
+    assert 1.2 < again.epochs < 2
+    assert again.bits_per_byte >= new.bits_per_byte

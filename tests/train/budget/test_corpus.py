@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from slm.configuration import build, load_config
 from slm.data.config import DataConfig
 from slm.data.errors import UserError
 from slm.train.budget import corpus
@@ -45,6 +46,16 @@ def test_vocabularies_that_a_sample_cannot_fill_are_offered_where_the_text_is_la
     assert more[2400] == pytest.approx(few[600] * 4**corpus.LONGER)
     assert set(corpus.bytes_per_token(growing, sizes, 1.1 * len(growing))) == {300, 600}
     assert 2400 not in corpus.bytes_per_token(closed, sizes, 1e9)  # as the embedded stories: always the same words
+
+
+def test_endless_stories_in_a_mixture_do_not_make_its_articles_endless(tmp_path):
+    file = write_corpus(tmp_path / "articles.jsonl", 300, seed=1)
+    data = build(DataConfig, load_config("train", ["data=wikipedia_stories", f"data.files=[{file}]"])["data"], "data")
+    alone = DataConfig(kind="files", files=[str(file)], val_fraction=data.val_fraction)
+    articles = corpus.count(alone, 1, (300,)).bytes
+    assert corpus.count(data, 1, (300,)).bytes == pytest.approx(articles / 0.8, rel=0.01)
+    assert corpus._together([2e6, 3e6], [1.0, 9.0]) == 5e6
+    assert corpus._together([math.inf], [1.0]) == math.inf
 
 
 def test_stories_never_end_and_missing_text_is_one_line():

@@ -90,7 +90,8 @@ def test_with_few_steps_left_the_weights_are_rounded_once_at_the_end(common, tmp
 
 def test_a_run_that_patience_ends_at_a_saved_step_is_rounded_there(common, tmp_path):
     """The checkpoint of that step is there already, unquantized: it is written again."""
-    early = ("train.eval_every=4", "train.checkpoint_every=4", "train.patience=1", "optim.lr=1.0", "optim.schedule=wsd")
+    early = ("train.eval_every=4", "train.checkpoint_every=4", "train.patience=1")
+    early += ("optim.lr=1.0", "optim.schedule=linear")
     run = SmallRun(tmp_path, "train.qat=q4_0", *common[:-2], "+components.quantization.share=0.1", *early).finish()
     assert "stopped early" in run.out
     (began,) = (each for each in records(run.root) if each.get("event") == "quantized")

@@ -41,7 +41,7 @@ def test_a_run_with_options_that_are_gone_goes_on(tmp_path):
     words = ["preset=tiny", "data=local", "data.files=[a.txt]", "train.max_steps=5"]
     older = load_config("train", words)
     older["train"] |= {"kernels": "avx512int8", "qat_share": 0.1, "background_save": True, "pin": True}
-    older["optim"] |= {"head_lr": 0.007, "eps": 1e-10, "init_embed_std": 0.8}
+    older["optim"] |= {"head_lr": 0.007, "eps": 1e-10, "init_embed_std": 0.8, "schedule": "wsd"}
     older["model"] |= {"norm_eps": 1e-5, "conv_width": 3, "vocab_multiple": 64}
     older["logger"] = {"name": "none", "project": "slm"}
     kept = json.dumps(older)
@@ -49,6 +49,7 @@ def test_a_run_with_options_that_are_gone_goes_on(tmp_path):
     assert json.dumps(older) == kept, "what was saved is not changed"
     renamed = without_removed(older)
     assert (renamed["train"]["kernels"], renamed["train"]["precision"]) == ("avx512", "int8")
+    assert renamed["optim"]["schedule"] == "linear"
     assert build(RunConfig, {**renamed, "name": "any"}).logger == "none"
 
 

@@ -10,7 +10,7 @@ from slm.data.errors import UserError
 from slm.model.config import ModelConfig
 from slm.train.budget import choose
 from slm.train.budget.costs import costs, q4_k_m_bytes
-from slm.train.predict import records
+from slm.train.predict import records, wikitext
 from slm.train.tools import plan, preset_plan
 from slm.train.tools.run_records import record_of
 from tests.helpers.machines import MACHINE
@@ -48,6 +48,11 @@ def test_a_named_machine_is_planned_without_a_measurement(capsys):
     assert record["costs"]["training"] == pytest.approx(record["budget_s"] / 3600)
     low, at, high = (record[f"wikitext103_perplexity{end}"] for end in ("_low", "", "_high"))
     assert 1 < low < at < high  # of articles of Wikipedia
+    articles = [record[f"articles_bits_per_byte{end}"] for end in ("_low", "", "_high")]
+    assert articles[0] < record["bits_per_byte_low"] < articles[1] < record["bits_per_byte_high"] < articles[2]
+    assert at == pytest.approx(wikitext.word_perplexity(articles[1] * wikitext.OTHER_FORM))
+    assert record["predicted_steps"] == 100_000  # the guide's, as the preset has them
+    assert "(100,000 steps)" in " ".join(out.split())
     assert "WikiText-103 perplexity per word" in " ".join(out.split())
 
 
