@@ -12,6 +12,8 @@ from slm.train.components.component import Component
 
 FALLS = 0.9
 """A run still learns while its training loss is below this share of what it was at the lowest validation loss."""
+LEARNED, IN_A_ROW = 1e-3, 2
+"""Nothing is left to learn where held-out text costs less than this many nats per token, in so many validations."""
 HARD = 0.5
 """Held-out text does not follow from the training text where the training loss is below this share of the lowest
 validation loss."""
@@ -24,7 +26,8 @@ class PatienceOptions:
     learns: bool = False
     """Whether the run must learn its training text, as a tuned one must: a fact of a single conversation follows from
     no other, so held-out conversations get worse while it is learned. Validations then end the run only where the
-    training loss does not fall either, and at the end of such a run its last checkpoint is the best one."""
+    training loss does not fall either, and at the end of such a run its last checkpoint is the best one. It ends, too,
+    where the held-out conversations are known (``LEARNED``): more updates would only forget what was known before."""
 
 
 class Patience(Component):
@@ -42,6 +45,8 @@ class Patience(Component):
         self._loss = self._loss_then = math.inf
         """Its mean before the last validation, and before that with the lowest loss."""
         self._best_step = 0
+        self._known = 0
+        """Validations in a row with a loss below ``LEARNED``."""
 
     def jumped(self, loss: float) -> float | None:
         # The hook that is told each step's loss; the run never goes back from it.
@@ -52,6 +57,7 @@ class Patience(Component):
         self.worse = 0 if improved else self.worse + 1
         if not self._options.learns:
             return
+        self._known = self._known + 1 if self.run.state.validation["val_loss"] < LEARNED else 0
         if self._steps:
             self._loss, self._sum, self._steps = self._sum / self._steps, 0.0, 0
         if improved:
@@ -78,13 +84,20 @@ class Patience(Component):
     def _over(self) -> bool:
         return 0 < self._most <= self.worse and not self._learns
 
+    @property
+    def _done(self) -> bool:
+        return self._known >= IN_A_ROW
+
     def ends(self) -> str | None:
+        if self._done:
+            loss = self.run.state.validation["val_loss"]
+            return f"the held-out conversations are at {loss:.4f} {self._unit}: nothing is left to learn"
         if not self._over:
             return None
         return f"the last {self._most} validations did not improve on {self.run.state.best_loss:.4f} {self._unit}"
 
     def at_end(self) -> bool:
-        self._ended = self._over
+        self._ended = self._over or self._done
         if self._options.learns and not self._ended and self.worse:
             self._take_last()
         return False
@@ -107,6 +120,8 @@ class Patience(Component):
 
     def ended_early(self, state: Mapping[str, Any]) -> tuple[str, str] | None:
         own = state.get(self.name) or {}
+        if own.get("known", 0) >= IN_A_ROW:
+            return f"it stopped early at step {state['step']:,}, when nothing was left to learn", "train.patience"
         if not 0 < self._most <= own.get("worse", 0) or own.get("learns"):
             return None
         return f"it stopped early at step {state['step']:,}, when validations did not improve", "train.patience"
@@ -119,6 +134,7 @@ class Patience(Component):
             own |= {"since": [self._sum, self._steps], "then": then}
             own |= {"learns": True} if self._learns and not self._ended else {}
             own |= {"last": True} if self._last else {}
+            own |= {"known": self._known} if self._known else {}
         return own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -126,3 +142,4 @@ class Patience(Component):
         self._sum, self._steps = state.get("since") or (0.0, 0)
         self._loss, self._loss_then, self._best_step = state.get("then") or (math.inf, math.inf, 0)
         self._last = False
+        self._known = state.get("known", 0)

@@ -89,6 +89,21 @@ def test_the_last_checkpoint_is_taken_where_held_out_conversations_do_not_follow
     assert "last" not in near.state_dict()
 
 
+def test_a_run_ends_where_nothing_is_left_to_learn():
+    once = go(learning(), (2.0, 2.0), (0.1, 9e-4), (0.1, 2e-3), (0.1, 8e-4))
+    assert once.ends() is None
+    twice = go(once, (0.1, 7e-4))
+    assert twice.ends() == "the held-out conversations are at 0.0007 nats per token: nothing is left to learn"
+    assert not twice.at_end()
+    assert "last" not in twice.state_dict()
+    reason, option = twice.ended_early({"step": 5, "patience": twice.state_dict()})
+    assert (reason, option) == ("it stopped early at step 5, when nothing was left to learn", "train.patience")
+    again = learning()
+    again.load_state_dict(json.loads(json.dumps(once.state_dict())))
+    assert again.state_dict() == once.state_dict()
+    assert go(learning(learns=False), (0.1, 7e-4), (0.1, 6e-4), (0.1, 5e-4)).ends() is None
+
+
 def test_its_state_goes_on():
     whole, before = go(learning(), *LEARNS), go(learning(), *LEARNS[:3])
     before.jumped(0.5)
