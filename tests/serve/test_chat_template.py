@@ -281,7 +281,9 @@ def test_channels_without_reasoning(options):
 LATER = [*MESSAGES, {"role": "assistant", "content": "Yes?"}, {"role": "system", "content": "Be kind."},
          {"role": "user", "content": "So?"}, {"role": "system", "content": "Be quick."}]  # fmt: skip
 MOVED = ("system messages moved to the beginning: 2 (the chat template has one there alone)",)
-ONE_SYSTEM = "{%- for m in messages %}{%- if m.role != 'system' or loop.first %}[{{ m.content }}]{%- endif %}{%- endfor %}"
+ONE_SYSTEM = (
+    "{%- for m in messages %}{%- if m.role != 'system' or loop.first %}[{{ m.content }}]{%- endif %}{%- endfor %}"
+)
 
 
 def test_later_system_messages_stand_in_the_first_where_a_template_drops_or_refuses_them():

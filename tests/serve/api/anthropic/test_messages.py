@@ -75,7 +75,11 @@ def test_reasoning_that_only_anthropic_can_read_is_left_out_and_named():
     said = {"role": "assistant", "content": [hidden, {"type": "text", "text": "Yes."}]}
     body = parse(MessagesRequest, json.dumps({"messages": [*HELLO, said, *HELLO], "max_tokens": 1}).encode())
     chat = chat_request(body)
-    assert [(each.role, each.text()) for each in chat.messages] == [("user", "hello"), ("assistant", "Yes."), ("user", "hello")]
+    assert [(each.role, each.text()) for each in chat.messages] == [
+        ("user", "hello"),
+        ("assistant", "Yes."),
+        ("user", "hello"),
+    ]
     assert body.ignored == ["messages.1.content.0"]
 
 
