@@ -60,7 +60,7 @@ class Reply:
 
     text: str
     reasoning: str = ""
-    """In a channel of its own (gpt-oss); other models' is part of the text."""
+    """What a separate channel holds (gpt-oss); other models write theirs into the text."""
     n_tokens: int
     seconds: float
     """Seconds of decoding, without the prefill."""
