@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -59,6 +59,8 @@ class RenderedChat:
     """Where the reply may hold reasoning. It is no field of ``Generate``, and neither is the next one."""
     begins: Begins = ""
     """Where the reply begins, if its messages have channels."""
+    warnings: tuple[str, ...] = ()
+    """System messages that do not stand where they were given."""
 
 
 class ChatPrompt:
@@ -152,15 +154,19 @@ class ChatPrompt:
                 text=_plain(messages, opens_turn=opens_turn, continues=continues), add_special=True, parse_special=False
             )
         opens_turn = opens_turn and not continues
+        template = self._template
+
+        def prompt(given: list[dict[str, Any]]) -> Rendered:
+            return template.prompt(given, listed, opens_turn=opens_turn, options=options)
+
         try:
-            rendered = self._template.prompt(messages, listed, opens_turn=opens_turn, options=options)
+            rendered, messages, warnings = _with_system_messages(prompt, messages)
         except TemplateRefusesError as refused:
             try:
                 if not in_words or messages[0]["role"] != "system":
                     raise refused
                 # Some templates know no system message, in which the tools are described.
-                messages = without_system(messages)
-                rendered = self._template.prompt(messages, listed, opens_turn=opens_turn, options=options)
+                rendered, messages, warnings = _with_system_messages(prompt, without_system(messages))
             except TemplateRefusesError:
                 raise _refused(refused) from None
         text, spans = rendered.text, () if parse_special_in_content else rendered.literal
@@ -180,6 +186,7 @@ class ChatPrompt:
             literal_spans=spans,
             reasoning=self._reasoning(text, messages[-1]["content"] if continues else None) if reasons else "none",
             begins=begins,
+            warnings=warnings,
         )
 
     def _with_calls(
@@ -243,6 +250,56 @@ class ChatPrompt:
         if continued is not None:
             return "open" if continued.rfind(THINK) > continued.rfind(END_OF_THINK) else "none"
         return "open" if text.rstrip().endswith(THINK) else "may"
+
+
+def _with_system_messages(
+    prompt: Callable[[list[dict[str, Any]]], Rendered], messages: list[dict[str, Any]]
+) -> tuple[Rendered, list[dict[str, Any]], tuple[str, ...]]:
+    """The prompt, the messages that it was made of, and what is to be said of them.
+
+    Many templates take or write a system message at the beginning alone, and one only: then all stand in that. Raises
+    ``TemplateRefusesError``.
+    """
+    system = [each["content"] for each in messages if each["role"] == "system" and each["content"].strip()]
+    late = sum(each["role"] == "system" for each in messages[1:])
+    refused = rendered = None
+    try:
+        rendered = prompt(messages)
+        n_lost = _n_lost(prompt, rendered, messages)
+    except TemplateRefusesError as error:
+        refused, n_lost = error, len(system)
+    if n_lost and late:
+        others = [each for each in messages if each["role"] != "system"]
+        joined = [{"role": "system", "content": "\n\n".join(system)}, *others]
+        with contextlib.suppress(TemplateRefusesError):
+            whole = prompt(joined)
+            if not _n_lost(prompt, whole, joined):
+                said = f"system messages moved to the beginning: {late} (the chat template has one there alone)"
+                return whole, joined, (said,)
+    if refused is not None:
+        raise refused
+    assert rendered is not None
+    said = f"system messages left out: {n_lost} (the chat template does not write them)"
+    return rendered, messages, (said,) if n_lost else ()
+
+
+def _n_lost(
+    prompt: Callable[[list[dict[str, Any]]], Rendered], rendered: Rendered, messages: Sequence[dict[str, Any]]
+) -> int:
+    """How many system messages are not in the prompt that was made of these. A template may change their text: a mark
+    behind it shows whether it is there."""
+    absent = [
+        i
+        for i, each in enumerate(messages)
+        if each["role"] == "system" and (said := each["content"].strip()) and said not in rendered.text
+    ]
+    mark = unused_mark(rendered.text) if absent else None
+    if mark is None:
+        return len(absent)
+    marked = [{**each, "content": each["content"] + mark} if i in absent else each for i, each in enumerate(messages)]
+    with contextlib.suppress(TemplateRefusesError):
+        return max(len(absent) - prompt(marked).text.count(mark), 0)
+    return len(absent)
 
 
 def _is_off(options: Mapping[str, Any] | None) -> bool:

@@ -34,6 +34,7 @@ from slm.serve.pool.model_files import resolve_model
 
 if TYPE_CHECKING:
     from slm.serve.chat_template import RenderedChat
+    from slm.serve.tools.channels import Begins
 
 _COMMANDS = ("/help", "/reset", "/retry", "/system", "/save", "/exit", "/quit")
 _OF_A_CONVERSATION = ("/reset", "/retry", "/system", "/save")
@@ -58,6 +59,8 @@ class Reply:
     """One finished reply."""
 
     text: str
+    reasoning: str = ""
+    """What a separate channel holds (gpt-oss); other models write theirs into the text."""
     n_tokens: int
     seconds: float
     """Seconds of decoding, without the prefill."""
@@ -167,7 +170,8 @@ class Conversation:
             if reply is None or not reply.text.strip():
                 self._messages = before
         if reply.text.strip():
-            self._messages.append({"role": "assistant", "content": reply.text})
+            thought = {"reasoning_content": reply.reasoning} if reply.reasoning else {}
+            self._messages.append({"role": "assistant", "content": reply.text, **thought})
         return reply
 
     def _fitting_prompt(self) -> tuple[RenderedChat, int]:
@@ -187,7 +191,7 @@ class Conversation:
         self._n_replies += 1
         request = self._request(prompt)
         key = request.id
-        texts: list[str] = []
+        said = _Said(prompt.begins)
         n_tokens, finish, stopped_by, began = 0, "stopped", None, time.perf_counter()
         with _interrupts() as interrupted:
             events = self._engine.handle(request)
@@ -199,8 +203,7 @@ class Conversation:
                     if isinstance(event, PrefillDone):
                         began = time.perf_counter()
                     elif isinstance(event, Delta):
-                        texts.append(event.text)
-                        show(event.text)
+                        show(said.take(event.text, last=event.finish is not None))
                         n_tokens, finish = event.completion_tokens, event.finish or finish
                         stopped_by = event.stopped_by
                 if interrupted and self._engine.busy:
@@ -210,9 +213,18 @@ class Conversation:
                     break
                 events = self._engine.step()
         seconds = time.perf_counter() - began
-        return Reply(text="".join(texts), n_tokens=n_tokens, seconds=seconds, finish=finish, stopped_by=stopped_by)
+        return Reply(
+            text=said.text,
+            reasoning=said.reasoning,
+            n_tokens=n_tokens,
+            seconds=seconds,
+            finish=finish,
+            stopped_by=stopped_by,
+        )
 
     def _request(self, prompt: RenderedChat) -> Generate:
+        from slm.serve.tools.call_form import CHANNELS
+
         config = self._config
         return Generate(
             id=str(self._n_replies),
@@ -220,6 +232,7 @@ class Conversation:
             add_special=prompt.add_special,
             parse_special=prompt.parse_special,
             literal_spans=prompt.literal_spans,
+            shown=CHANNELS.controls if prompt.begins else (),
             max_tokens=config.max_tokens,
             sampling=self.info.sampling.params(
                 temperature=config.temperature,
@@ -234,6 +247,36 @@ class Conversation:
     def close(self) -> None:
         """Frees the model."""
         self._engine.close()
+
+
+class _Said:
+    """What a reply has said. Reasoning in a channel is shown between the marks that other models write themselves."""
+
+    def __init__(self, begins: Begins) -> None:
+        from slm.serve.tools.channels import ChannelReader
+
+        self._reader = ChannelReader(begins, calls=False) if begins else None
+        self._thinks = False
+        self.text = self.reasoning = ""
+
+    def take(self, text: str, *, last: bool) -> str:
+        """The next text as it is shown. ``last``: no more comes."""
+        from slm.serve.tools.call_form import END_OF_THINK, THINK
+
+        if self._reader is None:
+            self.text += text
+            return text
+        shown = ""
+        for piece in self._reader.push(text, last=last):
+            if piece.kind == "reasoning":
+                shown += "" if self._thinks else ("\n\n" if self.text else "") + f"{THINK}\n"
+                self.reasoning += piece.text
+            else:
+                shown += f"\n{END_OF_THINK}\n\n" if self._thinks else ""
+                self.text += piece.text
+            self._thinks = piece.kind == "reasoning"
+            shown += piece.text
+        return shown
 
 
 @contextlib.contextmanager

@@ -489,8 +489,10 @@ class Engine:
     def _sample_one(self, current: Generation, row: int | np.ndarray) -> Delta | None:
         """Samples a token, and adds those that its grammar forces behind it. Where its reasoning has to end, the tokens
         that end it come instead."""
-        if current.thought is not None and current.thought.is_due:
-            tokens = current.thought.cut()[: max(current.n_room, 1)]
+        thought, constraint = current.thought, current.constraint
+        allows = constraint.allows if constraint is not None else bool
+        if thought is not None and thought.is_due and (tokens := thought.cut(allows)):
+            tokens = tokens[: max(current.n_room, 1)]
             current.sequence.n_forced = len(tokens) - 1
             text, finish = self._append_forced(current, tokens)
         else:
@@ -597,7 +599,8 @@ class Engine:
             return detokenizer.stop_at(current.stop_tokens[token]), "stop"
         if self._ends(current, token):
             return detokenizer.finish(), "stop"
-        text = detokenizer.push(current.shown.get(token) or self._vocabulary.piece(token))
+        shown = current.shown.get(token)
+        text = detokenizer.push(self._vocabulary.piece(token)) if shown is None else detokenizer.push_shown(shown)
         if detokenizer.stopped:
             return text, "stop"
         if current.constraint is not None and current.constraint.finished:

@@ -54,7 +54,7 @@ class Generation:
     thought: Thought | None = None
     """The limit of its reasoning."""
     shown: dict[int, bytes] = field(default_factory=dict)
-    """Control tokens that add their names to the text."""
+    """Tokens that add their names to the text, control tokens or not."""
     deadline: float
     """On the monotonic clock."""
     started: float = field(default_factory=time.monotonic)
@@ -247,12 +247,12 @@ def start(
             use_prefix_cache=request.use_prefix_cache or batch_invariant,
             scores_prompt=request.echo and request.top_logprobs is not None,
         ),
-        detokenizer=Detokenizer(request.stop, request.stop_until),
-        stop_tokens=dict.fromkeys(request.sampling.stop_token_ids) | _stop_tokens(model, request.stop),
+        detokenizer=Detokenizer(request.stop, request.stop_until, request.headers),
+        stop_tokens=dict.fromkeys(request.sampling.stop_token_ids) | _stop_tokens(model, request),
         max_generated=int(min(room, _NO_LIMIT if request.max_tokens is None else request.max_tokens)),
         context=context,
         thought=_thought(request, model),
-        shown={token: name.encode() for name in request.shown for token in _control_token(model, name)},
+        shown=_shown(model, request.shown),
         deadline=math.inf if request.deadline_s is None else time.monotonic() + request.deadline_s,
         prompt_text=prompt_text,
         prompt_offsets=prompt_offsets,
@@ -264,8 +264,18 @@ def start(
 def _thought(request: Generate, model: Model) -> Thought | None:
     if (asked := request.thought) is None:
         return None
-    tokens = model.tokenize(asked.written or asked.end, add_special=False, parse_special=True)
-    return Thought(asked.tokens, opened=asked.opened, begin=asked.begin, end=asked.end, end_tokens=tokens)
+
+    def tokens(text: str) -> list[int]:
+        return model.tokenize(text, add_special=False, parse_special=True)
+
+    return Thought(
+        asked.tokens,
+        opened=asked.opened,
+        begin=asked.begin,
+        ends=asked.ends,
+        end_tokens=tokens(asked.written or asked.ends[0]),
+        again=[tokens(each) for each in asked.again],
+    )
 
 
 def n_prompt_tokens(request: Generate, *, model: Model, context: int) -> int:
@@ -366,18 +376,31 @@ def make_sampler(model: Model, params: SamplingParams, prompt: list[int], *, con
     return chain
 
 
-def _stop_tokens(model: Model, stop: tuple[str, ...]) -> dict[int, str | None]:
-    """The control tokens that stop strings name: they add nothing to the text, in which they could be found."""
+def _stop_tokens(model: Model, request: Generate) -> dict[int, str | None]:
+    """The control tokens that stop strings name: they add nothing to the text, in which they could be found. Those
+    around a reply's headers end no reply."""
     found: dict[int, str | None] = {}
-    for each in stop:
-        found |= dict.fromkeys(_control_token(model, each), each)
+    around = () if request.headers is None else request.shown
+    for each in request.stop:
+        if each not in around:
+            found |= dict.fromkeys(_control_token(model, each), each)
     return found
 
 
 def _control_token(model: Model, name: str) -> list[int]:
     """The token of that name, if it adds nothing to the text; else none."""
+    return [token for token in _token(model, name) if not model.token_to_piece(token)]
+
+
+def _token(model: Model, name: str) -> list[int]:
+    """The token of that name; none where the name is several."""
     tokens = model.tokenize(name, add_special=False, parse_special=True)
-    return tokens if len(tokens) == 1 and not model.token_to_piece(tokens[0]) else []
+    return tokens if len(tokens) == 1 else []
+
+
+def _shown(model: Model, names: tuple[str, ...]) -> dict[int, bytes]:
+    """What the tokens of these names add to the text: the name where a vocabulary has it as a control token."""
+    return {token: model.token_to_piece(token) or name.encode() for name in names for token in _token(model, name)}
 
 
 def _biases(model: Model, given: tuple[tuple[int | str, float], ...]) -> dict[int, float]:

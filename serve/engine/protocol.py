@@ -85,16 +85,33 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ThoughtLimit:
-    """How long a reply may reason."""
+    """How long a reply may reason, over all parts of it that are reasoning."""
 
     tokens: int
     """Most of them; behind these the engine writes ``written``, and the model goes on."""
     opened: bool
     """Whether the prompt ends inside the reasoning. Else a reply that begins with ``begin`` has some."""
     begin: str
-    end: str
+    ends: tuple[str, ...]
+    """Marks, one of which ends it."""
     written: str = ""
-    """What the engine writes; "": ``end``."""
+    """What the engine writes; "": the first of ``ends``."""
+    again: tuple[str, ...] = ()
+    """What it writes where the model begins to reason again behind that: the first one that the grammar allows. ():
+    ``begin`` has a meaning at the beginning of the reply alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MessageHeaders:
+    """The messages of a reply have headers between control tokens that come out by their names (``Generate.shown``)."""
+
+    end: str
+    """The control token that ends a header; each other one begins a header, or goes on with it."""
+    opened: bool
+    """Whether the prompt ends inside a header."""
+    lead: str
+    """What such a header may go on with, besides a control token. Any other text there is a message without a
+    header."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +133,10 @@ class Generate:
     stop: tuple[str, ...] = ()
     """Texts that end it, and names of control tokens."""
     stop_until: str = ""
-    """A text from which on no stop string ends it: the mark that begins a tool call. "": none."""
+    """A text from which on no stop string ends it: the mark that begins a tool call. "": none. Among ``headers`` it
+    stands in one, and the message behind that is the call."""
+    headers: MessageHeaders | None = None
+    """Parts in which no stop string ends it. None: there are none."""
     thought: ThoughtLimit | None = None
     """None: it reasons as long as it likes."""
     n_keep: int = 0

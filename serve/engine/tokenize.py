@@ -12,7 +12,7 @@ import codecs
 import numpy as np
 
 from slm.llama.model import Model
-from slm.serve.engine.protocol import TokenLogprob
+from slm.serve.engine.protocol import MessageHeaders, TokenLogprob
 
 _CHARACTERS_PER_TOKEN = 8
 """How much of a text is looked at first, per token that it may have."""
@@ -55,15 +55,21 @@ class Detokenizer:
 
     A character split over tokens waits for its last byte; invalid bytes become U+FFFD. Text that could be the beginning
     of a stop string is held back until that is decided. A stop string and what follows it never come out. From the text
-    ``until`` on, where it comes, there are no stop strings any more.
+    ``until`` on, where it comes, there are no stop strings any more. With ``headers`` none counts in a header, nor does
+    one reach from one message into the next.
     """
 
-    def __init__(self, stop: tuple[str, ...] = (), until: str = "") -> None:
+    def __init__(self, stop: tuple[str, ...] = (), until: str = "", headers: MessageHeaders | None = None) -> None:
         assert all(stop), "an empty stop string would stop everything"
         self._stop = stop
         self._until = until
         self._before = ""
         """The end of what came out: ``until`` may begin in it."""
+        self._headers = headers
+        self._header: str | None = "" if headers is not None and headers.opened else None
+        """The header so far; None: in a message."""
+        self._lead = "" if headers is None or self._header is None else headers.lead
+        """What the reply has to begin with, to go on with the prompt's header. "": this is decided."""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
         self.n_emitted = 0
@@ -82,6 +88,27 @@ class Detokenizer:
         """The text that this token's bytes complete."""
         return self._release(self._decoder.decode(piece), last=False)
 
+    def push_shown(self, name: bytes) -> str:
+        """The same for a control token that comes out by its name."""
+        headers, text = self._headers, name.decode()
+        if headers is None or self.stopped:
+            return self.push(name)
+        out = ""
+        if self._header is None or self._held:
+            out = self._release(self._decoder.decode(b"", final=True), last=True)
+            if self.stopped:
+                return out
+        if text != headers.end:
+            self._header = (self._header or "") + text
+        else:
+            if self._until and self._until in (self._header or ""):
+                self._stop = ()
+            self._header = None
+        self._lead = ""
+        self.n_decoded += len(text)
+        self.n_emitted += len(text)
+        return out + text
+
     def finish(self) -> str:
         """The rest: there are no more tokens."""
         return self._release(self._decoder.decode(b"", final=True), last=True)
@@ -91,9 +118,19 @@ class Detokenizer:
             return ""
         self.n_decoded += len(text)
         self._held += text
+        if self._header is not None:
+            if self._lead and not last and self._lead.startswith(self._held):
+                return ""
+            if self._held.startswith(self._lead):
+                out, self._held, self._lead = self._held, "", ""
+                self._header += out
+                self.n_emitted += len(out)
+                return out
+            self._header = None  # a model that has not learned the format
         found = [(at, stop) for stop in self._stop if (at := self._held.find(stop)) >= 0]
-        if self._stop and self._until:
-            mark = (self._before + self._held).find(self._until) - len(self._before)
+        until = "" if self._headers is not None else self._until
+        if self._stop and until:
+            mark = (self._before + self._held).find(until) - len(self._before)
             if mark >= -len(self._before) and all(mark < at for at, _ in found):
                 self._stop, found = (), []
         if found:
@@ -105,8 +142,8 @@ class Detokenizer:
             keep = self._n_undecided()
             out, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         self.n_emitted += len(out)
-        if self._stop and self._until:
-            self._before = (self._before + out)[-(len(self._until) - 1) :] if len(self._until) > 1 else ""
+        if self._stop and until:
+            self._before = (self._before + out)[-(len(until) - 1) :] if len(until) > 1 else ""
         return out
 
     def stop_at(self, name: str | None) -> str:

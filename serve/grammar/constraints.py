@@ -52,6 +52,11 @@ class Constraint:
         if not self._matcher.consume_token(token):
             raise GrammarDeadEndError(_failure(self._matcher))
 
+    def allows(self, tokens: list[int]) -> bool:
+        """Whether these tokens may come next, one after the other."""
+        self.wait()
+        return self._matcher.validate_tokens(tokens) == len(tokens)
+
     def forced(self, least: int, most: int) -> list[int]:
         """The tokens that must come next, at most ``most`` of them, none where they are fewer than ``least``."""
         tokens = self._matcher.compute_ff_tokens()

@@ -308,10 +308,14 @@ def _fields(
     if not before or not after or "probe" in frame or template.first_control(frame) is not None:
         return None
     all_words = (("true", "false", "null"), ("True", "False", "None"))
-    words = next((each for each in all_words if f"{before}{_KEY}{middle}{each[0]}{after}" in word), None)
-    if words is None:
-        return None  # texts stand in another frame than other values
-    return Fields(before=before, middle=middle, after=after, words=words)
+    # A text may stand in another frame than other values.
+    other = word.partition(before + _KEY)[2]
+    for words in all_words:
+        of_others, found, rest = other.partition(words[0])
+        if of_others and found and rest.startswith(after) and "probe" not in of_others:
+            of_others = "" if of_others == middle else of_others
+            return Fields(before=before, middle=middle, middle_of_others=of_others, after=after, words=words)
+    return None
 
 
 def _shared(a: str, b: str) -> str:

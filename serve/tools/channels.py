@@ -29,6 +29,9 @@ FINAL = f"{CHANNEL}final{MESSAGE}"
 TURN = f"{START}assistant"
 """How a prompt ends, and how each further message begins."""
 
+LEAD = " to="
+"""What a reply may begin with besides a channel: its call's recipient."""
+
 _CALL = CHANNELS.prefix
 _RECIPIENT = re.compile(rf"{re.escape(_CALL)}([^\s<]+)")
 _NAME = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
@@ -54,7 +57,7 @@ class ChannelReader(Reader):
         """Stands before the next text."""
 
     def _in_header(self, out: list[Piece], last: bool) -> bool:
-        if not any(self._held.startswith(each) or each.startswith(self._held) for each in (START, CHANNEL, " to=")):
+        if not any(self._held.startswith(each) or each.startswith(self._held) for each in (START, CHANNEL, LEAD)):
             self._state, self._kind = "text", "content"  # a model that has not learned the format
             return True
         header, found, behind = self._held.partition(MESSAGE)

@@ -1,7 +1,8 @@
 """Arguments of a call that a model writes one by one, as XML or as in a programming language, and not as a JSON object:
 their grammar, and their way back to JSON.
 
-``<parameter=city>Bonn</parameter>`` (Qwen3-Coder), ``city="Bonn"`` (LFM2), ``city:<|"|>Bonn<|"|>`` (Gemma 4).
+``<parameter=city>Bonn</parameter>`` (Qwen3-Coder), ``city="Bonn"`` (LFM2), ``city:<|"|>Bonn<|"|>`` (Gemma 4),
+``<parameter name="city" string="true">Bonn</parameter>`` (DeepSeek V3.2).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Fields:
 
     before: str
     middle: str
+    middle_of_others: str = ""
+    """In place of ``middle`` where the value is no text; "": the same."""
     after: str
     between: str = ""
     strings: Literal["bare", "json", "marked"] = "bare"
@@ -87,11 +90,17 @@ def written_arguments(fields: Fields, arguments: Mapping[str, Any]) -> str:
     return fields.between.join(
         fields.before
         + key
-        + fields.middle
-        + (value if bare and isinstance(value, str) else written_value(fields, value))
+        + (_framed(fields, value) if bare else fields.middle + written_value(fields, value))
         + fields.after
         for key, value in arguments.items()
     )
+
+
+def _framed(fields: Fields, value: Any) -> str:
+    """A value with what stands between it and its key."""
+    if isinstance(value, str):
+        return fields.middle + value
+    return (fields.middle_of_others or fields.middle) + written_value(fields, value)
 
 
 class ArgumentsGrammar:
@@ -113,7 +122,10 @@ class ArgumentsGrammar:
         fields = self._fields
 
         def entry(key: str, value: Any) -> str:
-            return f"{self._mark(fields.before + key + fields.middle)} {self._value_to_end(value, key)}"
+            begin = self._mark(fields.before + key)
+            if fields.middle_of_others:
+                return f"{begin} {self._value_of_kind(value, key)}"
+            return f"{begin} {self._mark(fields.middle)} {self._value_to_end(value, key)}"
 
         return self._object(schema, entry, fields.between, "")
 
@@ -125,11 +137,13 @@ class ArgumentsGrammar:
             if schema.get("additionalProperties", True) is False:
                 self.rules.append(f'{name}: ""')
                 return name
-            free = (
-                f"{self._mark(fields.before)} {_FREE_KEY} {self._mark(fields.middle)} {self._value_to_end({}, where)}"
-            )
             if where:
                 free = f"{_FREE_KEY} {self._mark(fields.middle)} {self._value({}, where, _LEVELS)}"
+            elif fields.middle_of_others:
+                free = f"{self._mark(fields.before)} {_FREE_KEY} {self._value_of_kind({}, where)}"
+            else:
+                value = f"{self._mark(fields.middle)} {self._value_to_end({}, where)}"
+                free = f"{self._mark(fields.before)} {_FREE_KEY} {value}"
             more = f"({self._mark(between)} {name}e)*" if between else f"{name}e*"
             self.rules += [f"{name}: ({name}e {more})?" if between else f"{name}: {more}", f"{name}e: {free}"]
             return name
@@ -146,6 +160,22 @@ class ArgumentsGrammar:
             self.rules.append(f"{name}f{i}: {name}i{i}{follows}{skip}")
         self.rules.append(f"{name}: {name}f0")
         return name
+
+    def _value_of_kind(self, schema: Any, key: str) -> str:
+        """What stands between the key and the next one, where a text has another frame than other values."""
+        fields, schema = self._fields, self._resolved(schema)
+        after = self._mark(fields.after)
+        if values := _values(schema):
+            return f"({' | '.join(self._mark(_framed(fields, each)) for each in values)}) {after}"
+        kinds = self._kinds(schema) or ["string", "number", "boolean", "null", "object", "array"]
+        others = [kind for kind in kinds if kind != "string"]
+        parts = []
+        if "string" in kinds:
+            parts.append(f"{self._mark(fields.middle)} {self._value_to_end({**schema, 'type': 'string'}, key)}")
+        if others:
+            value = self._value({**schema, "type": others}, key, 0)
+            parts.append(f"{self._mark(fields.middle_of_others)} {value} {after}")
+        return f"({' | '.join(parts)})"
 
     def _value_to_end(self, schema: Any, key: str) -> str:
         """A value with what stands behind it."""
@@ -301,13 +331,22 @@ class ArgumentsReader:
         """The next argument, and how long it is; None where it is not whole yet."""
         fields = self._fields
         begin = (fields.between if self._n else "") + fields.before
-        if not text.startswith(begin) or fields.middle not in text[len(begin) :]:
+        if not text.startswith(begin):
             return None
-        key = text[len(begin) : text.index(fields.middle, len(begin))]
-        at = len(begin) + len(key) + len(fields.middle)
+        middles = filter(None, (fields.middle, fields.middle_of_others))
+        key_end, middle = min(
+            ((at, each) for each in middles if (at := text.find(each, len(begin))) >= 0), default=(-1, "")
+        )
+        if key_end < 0:
+            return None
+        key, at = text[len(begin) : key_end], key_end + len(middle)
         if fields.strings == "bare":
             end = text.find(fields.after, at)
-            return None if end < 0 else (key, self._bare(key, text[at:end]), end + len(fields.after))
+            if end < 0:
+                return None
+            is_text = bool(fields.middle_of_others) and middle == fields.middle
+            value = text[at:end] if is_text else self._bare(key, text[at:end])
+            return key, value, end + len(fields.after)
         try:
             value, at = _parsed(text, at, fields.mark)
         except IndexError:

@@ -109,6 +109,14 @@ MINICPM = chatml_with(
 )
 """Names in attributes."""
 
+DEEPSEEK32 = chatml_with(
+    "{{- '\n\n<｜DSML｜function_calls>\n' }}" + _EACH + "{{- '<｜DSML｜invoke name=\"' + f.name + '\">\n' }}"
+    "{%- for key, value in f.arguments | items %}{{- '<｜DSML｜parameter name=\"' + key + '\" string=\"' }}"
+    "{{- 'true\">' + value if value is string else 'false\">' + value | tojson }}{{- '</｜DSML｜parameter>\n' }}"
+    "{%- endfor %}{{- '</｜DSML｜invoke>\n' }}{%- endfor %}{{- '</｜DSML｜function_calls>' }}"
+)
+"""Each argument says whether it is a text (DeepSeek V3.2, and with another name of the frame V4)."""
+
 GEMMA4_TOOLS = (
     "{%- macro said(value) -%}{%- if value is string -%}{{- '<|\"|>' + value + '<|\"|>' -}}"
     "{%- elif value is boolean -%}{{- 'true' if value else 'false' -}}"

@@ -278,6 +278,55 @@ def test_channels_without_reasoning(options):
     assert chat.render(MESSAGES, answers_at_once=True).begins == "final"
 
 
+LATER = [*MESSAGES, {"role": "assistant", "content": "Yes?"}, {"role": "system", "content": "Be kind."},
+         {"role": "user", "content": "So?"}, {"role": "system", "content": "Be quick."}]  # fmt: skip
+MOVED = ("system messages moved to the beginning: 2 (the chat template has one there alone)",)
+ONE_SYSTEM = (
+    "{%- for m in messages %}{%- if m.role != 'system' or loop.first %}[{{ m.content }}]{%- endif %}{%- endfor %}"
+)
+
+
+def test_later_system_messages_stand_in_the_first_where_a_template_drops_or_refuses_them():
+    made = harmony().render(LATER)
+    assert "Be brief.\n\nBe kind.\n\nBe quick.<|end|>" in made.text
+    assert made.text.endswith("final<|message|>Yes?<|end|><|start|>user<|message|>So?<|end|><|start|>assistant")
+    assert made.warnings == MOVED
+    refuses = ONE_SYSTEM.replace("{%- endif", "{%- else %}{{- raise_exception('at the beginning') }}{%- endif")
+    last = "{%- for m in messages %}{%- if m.role == 'system' %}{%- set ns.s = m.content %}{%- endif %}{%- endfor %}"
+    last = "{%- set ns = namespace(s='') %}" + last + "[{{ ns.s }}]" + ONE_SYSTEM.replace(" or loop.first", "")
+    for text in (ONE_SYSTEM, refuses, last):
+        made = prompt(text).render(LATER)
+        assert made.text == "[Be brief.\n\nBe kind.\n\nBe quick.][Hi][Yes?][So?]"
+        assert made.warnings == MOVED
+        # Without one at the beginning they make one.
+        assert prompt(text).render(LATER[1:]).text == "[Be kind.\n\nBe quick.][Hi][Yes?][So?]"
+        assert prompt(text).render(LATER[:3]).warnings == ()
+
+
+def test_later_system_messages_stay_where_a_template_writes_them():
+    for text in (tool_templates.QWEN, tool_templates.LLAMA3):
+        made = prompt(text).render(LATER)
+        assert made.warnings == ()
+        assert made.text.index("Hi") < made.text.index("Be kind.") < made.text.index("So?")
+
+
+def test_system_messages_that_a_template_changes_are_not_lost():
+    changes = "{%- for m in messages %}[{{ m.content.replace('/no_think', '').upper() }}]{%- endfor %}"
+    messages = [{"role": "system", "content": "Be brief. /no_think"}, *LATER[1:]]
+    made = prompt(changes).render(messages)
+    assert made.warnings == ()
+    assert made.text.startswith("[BE BRIEF. ][HI]")
+
+
+def test_system_messages_that_a_template_never_writes_are_named():
+    never = ONE_SYSTEM.replace(" or loop.first", "")
+    for messages, n in ((LATER, 3), (MESSAGES, 1)):
+        said = f"system messages left out: {n} (the chat template does not write them)"
+        assert prompt(never).render(messages).warnings == (said,)
+    with pytest.raises(ChatTemplateError, match="no system"):
+        prompt("{{- raise_exception('no system') if messages[0].role == 'system' }}").render(LATER)
+
+
 def test_the_effort_of_reasoning_reaches_the_template():
     for effort in ("low", "medium", "high"):
         assert f"Reasoning: {effort}<" in harmony().render(MESSAGES, options={"reasoning_effort": effort}).text

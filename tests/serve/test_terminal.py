@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from slm.llama import verdict
 from slm.llama.quantize import quantize
 from slm.serve.config import TerminalConfig
 from slm.serve.terminal import Conversation, Reply, _typed
-from tests.helpers import broken_llama, programs
+from tests.helpers import broken_llama, programs, tiny_gguf, tool_templates
 from tests.helpers.tiny_gguf import exported_run
 
 
@@ -110,6 +111,29 @@ def test_a_full_context_drops_the_oldest_messages(chat_path):
     assert len(re.findall(r"^\[\d+ tokens", done.stdout, re.M)) == 8, done.stdout
     assert "(the context is full: the oldest 2 messages are forgotten)" in done.stdout
     assert "error" not in done.stdout
+
+
+def test_channels_are_reasoning_and_content(tmp_path):
+    """As gpt-oss writes them: no name of a channel is shown or kept."""
+    marks = ["<|channel|>", "analysis", "<|message|>", "Which day?", "<|end|>"]
+    answer = "<|start|>assistant<|channel|>final<|message|>Friday."
+    script = {**dict(pairwise(["assistant", *marks, answer])), answer: "<|im_end|>"}
+    script |= {"<|start|>": "assistant", "<|constrain|>": "<|call|>", "<|return|>": "<|im_end|>"}
+    template = tool_templates.HARMONY
+    path = tiny_gguf.write(tmp_path / "harmony.gguf", chat_template=template, n_ctx=512, script=script)
+    saved = tmp_path / "chats.jsonl"
+    done = terminal(f"model={path}", "temperature=0", typed=f"hello\nand then?\n/save {saved}\n/exit\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("<think>\nWhich day?\n</think>\n\nFriday.\n[") == 2, done.stdout
+    assert "<|" not in done.stdout
+    assert "analysis" not in done.stdout
+    reply = {"role": "assistant", "content": "Friday.", "reasoning_content": "Which day?"}
+    (kept,) = (json.loads(line)["messages"] for line in saved.read_text().splitlines())
+    assert [each for each in kept if each["role"] == "assistant"] == [reply, reply]
+    assert read_record({"messages": kept})[0] == "messages"
+    cut = terminal(f"model={path}", "temperature=0", "max_tokens=4", typed="hello\n/exit\n").stdout
+    assert "<think>\nWhich day?\n[4 tokens" in cut
+    assert "stopped by max_tokens; no text" in cut
 
 
 def test_what_ended_a_reply_is_named(tiny_path):

@@ -226,6 +226,45 @@ def test_channels_come_apart(channels):
     assert not hasattr(off, "reasoning_content")
 
 
+def test_a_stop_string_is_found_in_what_a_client_is_shown(channels):
+    """No word of a message's header, and no mark around it, ends a reply."""
+    for stop in ("analysis", "assistant", "final", "<|", "<|message|>", "<|end|>"):
+        answer = in_channels(channels, max_tokens=12, stop=stop, extra_body={"thinking_budget_tokens": 1}).choices[0]
+        assert (answer.message.reasoning_content, answer.message.content) == ("Which day?", "Which day?"), stop
+        assert answer.finish_reason == "length"
+    for channel, budget in (("reasoning", {}), ("content", {"reasoning_effort": "none"})):
+        answer = in_channels(channels, max_tokens=12, stop="day", **budget).choices[0]
+        assert answer.finish_reason == "stop"
+        said = answer.message.content if channel == "content" else answer.message.reasoning_content
+        assert said == "Which "
+    raw = in_channels(channels, max_tokens=9, stop="analysis", extra_body={"separate_reasoning": False}).choices[0]
+    assert (raw.finish_reason, raw.message.content) == ("stop", "<|channel|>"), "that is what it is shown here"
+
+
+def test_with_tools_the_limit_of_reasoning_holds_for_the_whole_reply(channels):
+    """This model begins to reason again behind all reasoning that ends."""
+    first = in_channels(channels, tools=[WEATHER, NOW], max_tokens=100).choices[0].message
+    result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "sunny"}
+    request = {"tools": [WEATHER, NOW], "extra_body": {"thinking_budget_tokens": 1}}
+    answer = in_channels(channels, [*HELLO, first, result], max_tokens=17, **request).choices[0].message
+    assert (answer.reasoning_content, answer.content) == ("Which day?", "Which day?")
+    must = in_channels(channels, [*HELLO, first, result], max_tokens=100, tool_choice="required", **request).choices[0]
+    assert must.message.reasoning_content == "Which day?"
+    checked(must.message.tool_calls[0])
+
+
+def test_a_later_system_message_is_passed_on_and_named(channels):
+    messages = [*HELLO, {"role": "assistant", "content": "Yes?"}, {"role": "developer", "content": "Be kind."}, *HELLO]
+    raw = channels.chat.completions.with_raw_response.create(model="channels", messages=messages, max_tokens=1)
+    said = "system messages moved to the beginning: 1 (the chat template has one there alone)"
+    assert raw.headers["x-slm-warnings"] == said
+    assert raw.http_response.json()["warnings"] == [said]
+    first = [messages[2], *messages[:2], *HELLO]
+    same = channels.chat.completions.with_raw_response.create(model="channels", messages=first, max_tokens=1)
+    assert "x-slm-warnings" not in same.headers
+    assert same.parse().usage.prompt_tokens == raw.parse().usage.prompt_tokens
+
+
 def test_structured_output_in_the_final_channel(channels):
     schema = {"type": "object", "properties": {"city": {"enum": ["Bonn", "Rome"]}}, "required": ["city"]}
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}

@@ -73,7 +73,18 @@ class ThinkingBlock(Strict):
     signature: str = ""
 
 
-ContentBlock = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, Field(discriminator="type")]
+class RedactedThinkingBlock(Strict):
+    """Reasoning that only Anthropic can read: it is left out, and named."""
+
+    place = "messages.content"
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+ContentBlock = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")
+]
 
 
 class InputMessage(Strict):
@@ -90,6 +101,7 @@ class AnthropicTool(Strict):
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any] = Field(description="JSON Schema of an object; the docs list what is supported")
+    strict: bool = Field(default=False, description="true: refuse a schema that cannot be enforced whole")
 
 
 class AnthropicToolChoice(Strict):
@@ -137,8 +149,11 @@ class MessagesRequest(SamplingFields):
     def as_chat(self) -> ChatRequest:
         """The same as a chat request. A last message of the assistant is continued."""
         messages = [Message(role="system", content=_text(self.system))] if _text(self.system) else []
-        for each in self.messages:
+        for i, each in enumerate(self.messages):
             messages += _messages(each)
+            blocks = () if isinstance(each.content, str) else each.content
+            redacted = [j for j, block in enumerate(blocks) if isinstance(block, RedactedThinkingBlock)]
+            self.ignored.extend(f"messages.{i}.content.{j}" for j in redacted)
         last = messages[-1]
         continues = last.role == "assistant" and not last.tool_calls and bool(last.text().strip())
         choice = self.tool_choice
@@ -217,7 +232,7 @@ def _messages(message: InputMessage) -> list[Message]:
 
 
 def _tool(tool: AnthropicTool) -> Tool:
-    function = Function(name=tool.name, description=tool.description, parameters=tool.input_schema)
+    function = Function(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
     return Tool(type="function", function=function)
 
 

@@ -40,14 +40,14 @@ from slm.serve.api.openai.responses_output import ResponsesBuilder
 from slm.serve.api.routes.base import ModelRoutes, RequestContext
 from slm.serve.chat_template import THINKING, ChatTemplateError, RenderedChat
 from slm.serve.config import ServerOptions
-from slm.serve.engine.protocol import Detokenize, Generate, ThoughtLimit, Tokenize
+from slm.serve.engine.protocol import Detokenize, Generate, MessageHeaders, ThoughtLimit, Tokenize
 from slm.serve.grammar.forms import Grammar
 from slm.serve.history import HistoryWindow, prompt_limit
 from slm.serve.infill import NO_FIM, InfillPrompt, infill_prompt, other_file, room_for_prompt
 from slm.serve.pool.model_pool import Pool
 from slm.serve.pool.request_stream import RequestFailedError
 from slm.serve.tools.call_form import CHANNELS, END_OF_THINK, THINK, Reasoning
-from slm.serve.tools.channels import ANALYSIS, END, FINAL, TURN, Begins
+from slm.serve.tools.channels import ANALYSIS, CHANNEL, END, FINAL, LEAD, MESSAGE, START, TURN, Begins
 from slm.serve.tools.written_arguments import texts_of
 
 _ACCEPT_S = 0.1
@@ -69,7 +69,7 @@ class _Chat:
     n_dropped: int
     """How many of the oldest messages are not in the prompt."""
     warnings: tuple[str, ...]
-    """What of the request is not enforced."""
+    """What of the request is not enforced, or does not stand where it was given."""
 
 
 class JsonBody(JSONResponse):
@@ -314,6 +314,7 @@ class GenerationRoutes(ModelRoutes):
             max_tokens=body.limit(),
             stop=(*body.stops(), *chat.stop),
             stop_until="" if calls is None else calls.mark,
+            headers=MessageHeaders(end=MESSAGE, opened=begins == "header", lead=LEAD) if begins else None,
             shown=CHANNELS.controls if rendered.begins else () if calls is None else calls.controls,
             thought=_thought_limit(
                 body.reasoning_budget(self._options.reasoning_budget), reasoning, begins, may_call=use is not None
@@ -324,6 +325,7 @@ class GenerationRoutes(ModelRoutes):
             speculate=body.may_speculate,
             top_logprobs=top_logprobs,
         )
+        warnings = (*rendered.warnings, *warnings)
         return _Chat(choices(context, base, [rendered.text], body), form, n_dropped, warnings)
 
     def _prompt(
@@ -469,10 +471,18 @@ def _thought_limit(tokens: int | None, reasoning: Reasoning, begins: Begins, *, 
     if tokens is None or reasoning == "none":
         return None
     if begins:
-        # Without its answer's channel it could go on in another message of reasoning; with tools it may have to call.
-        written = END if may_call else f"{END}{TURN}{FINAL}"
-        return ThoughtLimit(tokens=tokens, opened=False, begin=ANALYSIS, end=END, written=written)
-    return ThoughtLimit(tokens=tokens, opened=reasoning == "open", begin=THINK, end=END_OF_THINK)
+        # Without its answer's channel it could go on in another message of reasoning. With tools the model chooses
+        # between answer and call; where it reasons again instead, it has to answer, or to call where it must.
+        answer, call = f"{END}{TURN}{FINAL}", f"{END}{TURN}{CHANNEL}commentary{CHANNELS.prefix}"
+        return ThoughtLimit(
+            tokens=tokens,
+            opened=False,
+            begin=ANALYSIS,
+            ends=(END, START, CHANNEL),
+            written=END if may_call else answer,
+            again=(answer, call) if may_call else (answer,),
+        )
+    return ThoughtLimit(tokens=tokens, opened=reasoning == "open", begin=THINK, ends=(END_OF_THINK,))
 
 
 def choices(

@@ -1,6 +1,10 @@
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slm.serve.engine.protocol import MessageHeaders
 from slm.serve.engine.tokenize import Detokenizer
 
 
@@ -54,6 +58,63 @@ def test_from_a_mark_on_there_are_no_stop_strings():
             raw = text.encode()
             out = [detokenizer.push(raw[i : i + size]) for i in range(0, len(raw), size)] + [detokenizer.finish()]
             assert "".join(out) == expected
+
+
+SHOWN = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+HEAD, NEXT = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+
+def in_messages(text, stop, size, *, opened=True, until=" to=functions."):
+    """What comes out of a reply with headers, and the stop string that ended it."""
+    detokenizer = Detokenizer(stop, until, MessageHeaders(end="<|message|>", opened=opened, lead=" to="))
+    out = ""
+    for part in re.split(f"({'|'.join(map(re.escape, SHOWN))})", text):
+        if part in SHOWN:
+            out += detokenizer.push_shown(part.encode())
+        else:
+            out += "".join(detokenizer.push(part[i : i + size].encode()) for i in range(0, len(part), size))
+    out += detokenizer.finish()
+    if not detokenizer.stopped:
+        assert detokenizer.n_emitted == detokenizer.n_decoded == len(text)
+    return out, detokenizer.stop_string
+
+
+@pytest.mark.parametrize("size", [1, 3, 50])
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        (f"{HEAD}hm{NEXT}so it is", "is", f"{HEAD}hm{NEXT}so it "),
+        (f"{HEAD}an assistant{NEXT}x", "assistant", f"{HEAD}an "),
+        (f"{HEAD}hm{NEXT}final<|", "final", f"{HEAD}hm{NEXT}"),
+        # No word of a header, nor a mark, nor what two messages make together.
+        *((f"{HEAD}hm{NEXT}x", each, None) for each in ("analysis", "assistant", "final", "<|", "|>", "mx")),
+        (f"{HEAD}h{NEXT}m", "hm", None),
+        # A call has no stop strings, in either order of its header.
+        (f"{HEAD}hm<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{{}}", "}", None),
+        (" to=functions.f<|channel|>commentary<|message|>{ to}", "to", None),
+        # Reasoning that speaks of one is none.
+        (f"{HEAD}hm to=functions.f}} x", "}", f"{HEAD}hm to=functions.f"),
+        # A model that has not learned the format.
+        ("to sum up", "sum", "to "),
+        (" to sum up", "sum", " to "),
+        (" to", "to", " "),
+        ("x", "y", None),
+    ],
+)
+def test_stop_strings_are_found_in_messages_alone(text, stop, expected, size):
+    found = in_messages(text, (stop,), size)
+    assert found == ((text, None) if expected is None else (expected, stop))
+
+
+def test_a_prompt_may_end_in_a_message():
+    assert in_messages(f"so is{NEXT}x", ("is",), 1, opened=False) == ("so ", "is")
+    assert in_messages(f"so{NEXT}x", ("final", "assistant"), 1, opened=False) == (f"so{NEXT}x", None)
+
+
+def test_a_character_that_a_control_token_cuts_off_is_replaced():
+    detokenizer = Detokenizer(("x",), "", MessageHeaders(end="<|message|>", opened=False, lead=" to="))
+    assert detokenizer.push("é".encode()[:1]) == ""
+    assert detokenizer.push_shown(b"<|end|>") == "\ufffd<|end|>"
 
 
 @given(st.text(max_size=40), st.lists(st.text(min_size=1, max_size=4), max_size=3), st.data())

@@ -13,7 +13,7 @@ GREEDY = SamplingParams(temperature=0, ignore_eos=True)
 
 
 def due_after(texts, limit, *, opened):
-    thought = Thought(limit, opened=opened, begin="<think>", end="</think>", end_tokens=[7, 8])
+    thought = Thought(limit, opened=opened, begin="<think>", ends=("</think>",), end_tokens=[7, 8])
     for n in range(len(texts) + 1):
         if thought.is_due:
             assert thought.cut() == [7, 8]
@@ -43,6 +43,37 @@ def test_it_is_due_behind_so_many_tokens(texts, limit, opened, expected):
     assert due_after(texts, limit, opened=opened) == expected
 
 
+@pytest.mark.parametrize(
+    ("texts", "due"),
+    [
+        (["<go>", "a", "b", "<end>", "x", "<go>", "c", "d", "<end>", "<go>"], [7, 10]),
+        (["x", "<go>", "a", "<end>", "<go>", "b", "<end>", "<g", "o>", "c", "d"], [10]),
+        # What begins the next message ends this one, too.
+        (["<go>", "a", "<next>", "b", "c", "d", "<go>", "e", "f"], [9]),
+        (["<go>", "a", "<end>", "no <go", "b", "c", "d"], []),
+    ],
+)
+def test_the_limit_holds_for_all_parts_of_a_reply(texts, due):
+    thought = Thought(3, opened=False, begin="<go>", ends=("<end>", "<next>"), end_tokens=[7], again=([8], [9]))
+    found = []
+    for n, text in enumerate(texts, 1):
+        thought.push(text)
+        if thought.is_due:
+            expected = [9] if found else [7]
+            assert thought.cut(lambda tokens: tokens != [8]) == expected
+            found.append(n)
+    assert found == due
+
+
+def test_nothing_is_written_that_may_not_come():
+    thought = Thought(1, opened=True, begin="<go>", ends=("<end>",), end_tokens=[7])
+    thought.push("a")
+    assert thought.cut(lambda tokens: False) == []
+    assert thought.is_due
+    assert not thought.was_cut
+    assert thought.cut() == [7]
+
+
 def test_the_engine_ends_it_and_the_model_goes_on(tiny_path):
     one = Engine(EngineConfig(model_path=tiny_path, threads=1, slots=2))
     plain = Generate(id="plain", prompt="the old fox", max_tokens=24, sampling=GREEDY, return_tokens=True)
@@ -50,7 +81,7 @@ def test_the_engine_ends_it_and_the_model_goes_on(tiny_path):
     assert len(end) >= 1
     for limit, opened in ((0, True), (5, True), (5, False)):
         begin = text_of(one, plain)[:3]
-        asked = ThoughtLimit(tokens=limit, opened=opened, begin=begin, end=" river")
+        asked = ThoughtLimit(tokens=limit, opened=opened, begin=begin, ends=(" river",))
         events = run(one, dataclasses.replace(plain, thought=asked))
         text = "".join(each.text for each in events if isinstance(each, Delta))
         made = [token for each in events if isinstance(each, Delta) for token in each.tokens]

@@ -1,5 +1,7 @@
 """The form of calls, found by rendering."""
 
+from dataclasses import replace
+
 import pytest
 
 from slm.data.chat.template import CHATML, ChatTemplate
@@ -175,6 +177,10 @@ XML = Fields(
 )  # fmt: skip
 ARG = Fields(before="<arg_key>", middle="</arg_key>\n<arg_value>", after="</arg_value>\n")
 DENSE = Fields(before="<arg_key>", middle="</arg_key><arg_value>", after="</arg_value>")
+DSML = Fields(
+    before='<｜DSML｜parameter name="', middle='" string="true">', middle_of_others='" string="false">',
+    after="</｜DSML｜parameter>\n",
+)  # fmt: skip
 PARAM = Fields(before='<param name="', middle='">', after="</param>", words=("True", "False", "None"))
 
 
@@ -230,7 +236,19 @@ def test_a_template_that_lists_no_tools_has_our_form_whatever_it_is_called():
     assert call_form(template(templates.LFM2.replace("{{- tool | tojson }}", ""))) == OWN_FORM
 
 
-def test_other_values_in_another_frame_are_no_form():
-    text = templates.GLM.replace("(value if value is string else value | tojson)", "'s:' + value | string")
-    text = text.replace("'s:' + value | string", "('s:' + value if value is string else 'n:' + value | tojson)")
+def test_other_values_in_another_frame():
+    plain = "(value if value is string else value | tojson)"
+    text = templates.GLM.replace(plain, "('s:' + value if value is string else 'n:' + value | tojson)")
+    form = call_form(template(text))
+    assert form.fields == replace(ARG, middle=f"{ARG.middle}s:", middle_of_others=f"{ARG.middle}n:")
+    # What stands behind a value has to be the same.
+    text = templates.GLM.replace(plain, "(value + '$' if value is string else value | tojson)")
     assert call_form(template(text)) == OWN_FORM
+
+
+def test_each_argument_says_whether_it_is_a_text():
+    form = call_form(template(templates.DEEPSEEK32))
+    assert (form.prefix, form.lead, form.middle) == ('<｜DSML｜function_calls>\n<｜DSML｜invoke name="', "\n\n", '">\n')
+    assert form.suffix == "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    assert form.between == '</｜DSML｜invoke>\n<｜DSML｜invoke name="'
+    assert form.fields == DSML

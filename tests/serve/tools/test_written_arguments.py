@@ -16,7 +16,10 @@ from tests.helpers.fits import CONTROLS, fits
 
 TEMPLATES = {
     name: getattr(templates, name)
-    for name in ("QWEN_CODER", "GLM", "GLM_DENSE", "MINICPM", "GEMMA4_TOOLS", "KIMI", "LFM2", "GRANITE3", "SMOLLM3")
+    for name in (
+        *("QWEN_CODER", "GLM", "GLM_DENSE", "MINICPM", "DEEPSEEK32", "GEMMA4_TOOLS", "KIMI", "LFM2", "GRANITE3"),
+        "SMOLLM3",
+    )
 }
 POINT = {"type": "object", "properties": {"tag": {"type": "string"}, "x": {"type": "number"}}, "required": ["x"]}
 PLACE = {
@@ -134,7 +137,7 @@ def test_calls_become_json_again_however_the_text_is_cut(name):
     assert "".join(piece.text for piece in pieces if piece.kind == "content") == "I ask."
 
 
-@pytest.mark.parametrize("name", ["QWEN_CODER", "GEMMA4_TOOLS", "LFM2"])
+@pytest.mark.parametrize("name", ["QWEN_CODER", "DEEPSEEK32", "GEMMA4_TOOLS", "LFM2"])
 def test_free_parameters_and_those_of_any_type(name):
     form = form_of(name, TEMPLATES[name])
     schema = {"type": "object", "properties": {"any": {}, "one": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}

@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from slm.serve.api.anthropic.requests import MessagesRequest
+from slm.serve.api.anthropic.requests import MessagesRequest, chat_request
 from slm.serve.api.core.parsing import parse
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -68,6 +68,28 @@ def test_a_stop_sequence_is_named(chat_server):
     answer = post(chat_server, stop_sequences=["never at all", stop]).json()
     assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", stop)
     assert answer["content"][0]["text"] == text[: text.index(stop)]
+
+
+def test_reasoning_that_only_anthropic_can_read_is_left_out_and_named():
+    hidden = {"type": "redacted_thinking", "data": "EmwKAhgB"}
+    said = {"role": "assistant", "content": [hidden, {"type": "text", "text": "Yes."}]}
+    body = parse(MessagesRequest, json.dumps({"messages": [*HELLO, said, *HELLO], "max_tokens": 1}).encode())
+    chat = chat_request(body)
+    assert [(each.role, each.text()) for each in chat.messages] == [
+        ("user", "hello"),
+        ("assistant", "Yes."),
+        ("user", "hello"),
+    ]
+    assert body.ignored == ["messages.1.content.0"]
+
+
+def test_a_strict_tool_is_refused_where_its_schema_cannot_be_enforced(chat_server):
+    schema = {"type": "object", "properties": {"city": {"type": "array", "uniqueItems": True}}}
+    loose = post(chat_server, tools=[{**WEATHER, "input_schema": schema}], max_tokens=1)
+    assert "uniqueItems" in loose.headers["x-slm-warnings"]
+    strict = post(chat_server, tools=[{**WEATHER, "input_schema": schema, "strict": True}], max_tokens=1)
+    assert (strict.status_code, strict.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "uniqueItems" in strict.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
