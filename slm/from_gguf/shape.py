@@ -107,8 +107,8 @@ class _Required:
             found = found[0]
         if isinstance(found, str) or int(found) < 1:
             raise UserError(
-                f"{self._contents.path.name} has {self._contents.arch}.{key}={found!r}, where a number above 0 belongs: "
-                "it is damaged; download it again"
+                f"{self._contents.path.name} has {self._contents.arch}.{key}={found!r}, where a number above 0 "
+                "belongs: it is damaged; download it again"
             )
         return int(found)
 

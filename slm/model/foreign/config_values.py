@@ -22,7 +22,7 @@ _NUMBERS = (
 )
 """Keys with numbers as values; those of ``_FRACTIONS`` need not be whole."""
 _LARGEST = 2**31 - 1
-"""Of whole numbers, in a GGUF file as in llama.cpp."""
+"""The largest whole number that llama.cpp reads from a GGUF file."""
 _TRUTHS = (
     *("tie_word_embeddings", "tie_embedding", "attention_bias", "mlp_bias", "conv_bias", "use_sliding_window"),
     *("block_auto_adjust_ff_dim", "use_bidirectional_attention"),

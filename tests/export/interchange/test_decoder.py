@@ -1,5 +1,5 @@
-"""The traced decoder computes what the model does, prompt and decode steps, padded and not, of every architecture whose
-layers all have attention. Nothing is traced here."""
+"""The traced decoder computes what the model does, prompt and decode steps, padded and not, of every architecture with
+attention in all layers. Nothing is traced here."""
 
 import numpy as np
 import pytest
