@@ -85,6 +85,9 @@ class SourceConfig:
     """``chat``: where the model's chat template does not write tools, their calls or results, it gets one that does
     (``auto``); or it stays, and conversations that it cannot write are left out (``own``). ``ours``: conversations with
     tools get that other one always."""
+    train_on: Literal["all", "last"] = "all"
+    """``chat``: which answers of a conversation are learned: all, or those after the user's last message (its last tool
+    calls, too). Answers that are marked as not to be learned (``weight: 0``) never are."""
     on_bad: Literal["auto", "stop", "skip"] = "auto"
     """Whether a record that cannot be read (a torn line, text that is not UTF-8, no conversation) ends the run or is
     left out and counted; ``auto``: ``skip`` for ``chat`` and for documents (PDF, HTML, mail), ``stop`` for text."""

@@ -15,6 +15,7 @@ from slm.exported import shown
 from slm.llama.verdict import crash_advice, require_working_build
 from slm.machine.crash_guard import guarded
 from slm.machine.hardware import share_cores
+from slm.runs import QUESTIONS
 
 EXIT_NOT_PROVEN = 3
 """A file failed its proof; nothing was published."""
@@ -75,7 +76,10 @@ def export_interchange(config: ExportConfig) -> int:
 def next_line(out: Path) -> str:
     """What can be done with files that have been exported to ``out``."""
     folder = shown(out.parent if out.name == "gguf" else out)
-    return f"next: {cli.spelled('serve', model=folder)}    or: {cli.spelled('chat', model=folder)}"
+    text = f"next: {cli.spelled('serve', model=folder)}    or: {cli.spelled('chat', model=folder)}"
+    if out.name == "gguf" and (asked := out.parent / QUESTIONS).is_file():
+        text += f"\nthe run's questions, asked of each file: {cli.spelled('exam', model=folder, data=shown(asked))}"
+    return text
 
 
 def show(record: dict[str, Any]) -> None:

@@ -90,7 +90,8 @@ def template_fault(tokenizer: Tokenizer) -> str | None:
 class ChatEncoder:
     """Conversations as token ids. UserError at construction for a tokenizer without a valid chat template."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, last_only: bool = False) -> None:
+        """``last_only``: no answers are scored but those after the user's last message (``data.train_on=last``)."""
         text = own_template(tokenizer)
         if text is None:
             raise UserError(f"{tokenizer.name} has no chat template: tune a model on conversations first")
@@ -99,7 +100,7 @@ class ChatEncoder:
         """Answers so far with reasoning that the template does not write."""
         self.rewritten = 0
         """Answers so far that are not learned, since the template writes them otherwise than where it asks for them."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self._last_only = tokenizer, last_only
         self._parts = PartEncoder(tokenizer)
         self.template = ChatTemplate(
             text,
@@ -112,7 +113,10 @@ class ChatEncoder:
 
     def conversation(self, document: str) -> tuple[np.ndarray, np.ndarray, Rendered]:
         """Ids and what is scored of a conversation (``formats.to_document``). Raises TemplateRefusesError."""
-        rendered = self.template.render(from_document(document))
+        conversation = from_document(document)
+        if self._last_only:
+            conversation = conversation | {"messages": _last_answers(conversation["messages"])}
+        rendered = self.template.render(conversation)
         self.without_reasoning += rendered.without_reasoning
         self.rewritten += rendered.rewritten
         return (*self.tokens(rendered), rendered)
@@ -167,6 +171,17 @@ class ChatEncoder:
         if begins and tuple(ids[: len(begins)]) != begins:
             ids, scored = [*begins, *ids], [*([False] * len(begins)), *scored]
         return np.array(ids, dtype=np.int32), np.array(scored, dtype=bool)
+
+
+def _last_answers(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, answers before the user's last question that is answered marked as not to be learned."""
+    roles = [each["role"] for each in messages]
+    last = max((at for at, role in enumerate(roles) if role == "assistant"), default=-1)
+    begins = max((at for at, role in enumerate(roles[: last + 1]) if role == "user"), default=-1)
+    return [
+        each | {"weight": 0} if each["role"] == "assistant" and at < begins else each
+        for at, each in enumerate(messages)
+    ]
 
 
 def _moment(settings: dict[str, Any]) -> datetime.datetime | None:

@@ -129,6 +129,8 @@ class Plan:
         divided: tuple[Any, ...] = (self.held_out, self.longest_held_out, self.passage, self.divided, self.apart)
         if self.calibration:
             divided = (*divided, self.calibration)
+        if s.train_on != "all":
+            divided = (*divided, s.train_on)
         return fingerprint(
             (how, s.separator, divided, self.split, options(s), s.weight, s.max_epochs, bool(self.duplicates))
         )

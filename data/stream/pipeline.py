@@ -111,7 +111,8 @@ def open_pipeline(
         if pairs:
             return Pairs(documents, ChatEncoder(tokenizer), seq_len=seq_len)
         if plan.source.is_chat:
-            return Conversations(documents, ChatEncoder(tokenizer), seq_len=seq_len)
+            encoder = ChatEncoder(tokenizer, last_only=plan.source.train_on == "last")
+            return Conversations(documents, encoder, seq_len=seq_len)
         text = Tokenized(documents, encode, eot_id=tokenizer.eot_id, begins=tokenizer.begins)
         if not chats:
             return text

@@ -1,7 +1,9 @@
 """From a configuration or a path to a tokenizer: every kind is first converted to the same files."""
 
 import codecs
+import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,9 @@ COMPANIONS = (
     "merges.txt",
 )
 
+_DROPOUT = re.compile(rb'"dropout"\s*:\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)')
+"""BPE dropout (Provilkov et al. 2020, arXiv 1910.13267), which ``tokenizers`` applies outside training, too."""
+
 
 def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
     """The tokenizer in a Hugging Face directory, a ``tokenizer.json``, or a SentencePiece ``.model``."""
@@ -33,12 +38,7 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
             return _with_config(files, name=path.name, eot_token=eot_token)
         if (path / "tokenizer.model").is_file():
             return _of_sentencepiece_model(path, eot_token=eot_token)
-        if (path / "vocab.json").is_file():
-            raise UserError(
-                f"{path} holds a tokenizer as vocab.json and merges.txt, which do not say how text is split: write "
-                f"tokenizer.json with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-            )
-        raise UserError(f"{path} holds neither tokenizer.json nor tokenizer.model: give a directory that does")
+        raise no_tokenizer(path)
     if not path.is_file():
         raise UserError(f"there is no tokenizer at {path}: give a directory, a tokenizer.json or a .model file")
     if path.suffix == ".model":
@@ -49,9 +49,35 @@ def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:
     return _with_config({"tokenizer.json": _read(path)}, name=path.stem, eot_token=eot_token)
 
 
+def no_tokenizer(directory: Path) -> UserError:
+    """What is said of a directory without the files of a tokenizer that is read here."""
+    if (directory / "vocab.json").is_file():
+        return UserError(
+            f"{directory} holds a tokenizer as vocab.json and merges.txt, which do not say how text is split: write "
+            f"tokenizer.json with transformers, AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+        )
+    return UserError(
+        f"{directory} holds neither tokenizer.json nor tokenizer.model: copy the model's tokenizer files there"
+    )
+
+
 def _read(path: Path) -> bytes:
-    """A file without the byte order mark that editors put before its text."""
-    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    """A file without the byte order mark that editors put before its text, and a BPE without dropout."""
+    content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+    drops = _DROPOUT.search(content) if path.suffix == ".json" else None
+    if drops is None or not float(drops[1]):
+        return content
+    _say(
+        f"note: {path} leaves out merges at random (dropout={drops[1].decode()}), so that a text has other ids each "
+        "time: it is read without that"
+    )
+    return content[: drops.start(1)] + b"null" + content[drops.end(1) :]
+
+
+@functools.cache
+def _say(line: str) -> None:
+    """Print a line, once in a process."""
+    print(line, flush=True)
 
 
 def _of_sentencepiece_model(directory: Path, *, eot_token: str) -> Tokenizer:

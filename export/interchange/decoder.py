@@ -16,19 +16,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slm.model.layers.layer import Attention, apply_rope
+from slm.model.cross_entropy import soft_capped
+from slm.model.layers.layer import Attention
 from slm.model.rope import attention_factor, rope_frequencies
-from slm.model.transformer import LanguageModel
+from slm.model.transformer import LanguageModel, no_rotation
 
 
 class CachedDecoder(nn.Module):
-    """``model`` with the signature of an exported decoder. It shares the model's weights."""
+    """``model`` with the signature of an exported decoder. It shares the model's weights. All layers have
+    attention.
+
+    LongRoPE's long factors are taken from the call on that goes beyond the original context, as by transformers.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        config = model.config
         self.language_model = model
-        self.frequencies = rope_frequencies(model.config)
-        self.attention_factor = attention_factor(model.config.rope_scaling)
+        self.frequencies, self.local_frequencies = rope_frequencies(config), rope_frequencies(config, local=True)
+        self.attention_factor = attention_factor(config.rope_scaling)
+        scaling = config.rope_scaling or {}
+        self.original_context = scaling.get("original_max_position_embeddings", 0)
+        self.long_frequencies = (
+            rope_frequencies(config, length=config.seq_len) if scaling.get("rope_type") == "longrope" else None
+        )
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, past_key_values: Sequence[Any]
@@ -38,24 +49,39 @@ class CachedDecoder(nn.Module):
         ``input_ids``, ``position_ids``: int64 [B, T]. ``attention_mask``: int64 [B, S], 0 for padding, which stands
         on the left. ``past_key_values``: each layer's (keys, values) [B, K, P, E]; P is 0 for a prompt.
         """
-        model = self.language_model.model
-        angles_BTE = (position_ids[:, :, None].float() * self.frequencies).repeat(1, 1, 2)
-        cos_B1TE, sin_B1TE = (self.attention_factor * each[:, None] for each in (angles_BTE.cos(), angles_BTE.sin()))
+        model, config = self.language_model.model, self.language_model.config
+        frequencies = self.frequencies
+        if self.long_frequencies is not None:
+            frequencies = torch.where(position_ids.max() >= self.original_context, self.long_frequencies, frequencies)
+        rope = _tables(position_ids, frequencies, self.attention_factor)
         n_new, n_all = input_ids.shape[1], attention_mask.shape[1]
-        queries_T1 = torch.arange(n_new)[:, None] + (n_all - n_new)
-        seen_BTS = (torch.arange(n_all)[None] <= queries_T1) & (attention_mask[:, None, :] != 0)
-        # Not minus infinity: a padded query sees nothing, and its softmax would be NaN.
-        bias_BTS = torch.where(seen_BTS, 0.0, torch.finfo(torch.float32).min)
-        x_BTD = model.embed_tokens(input_ids)
+        queries_T1, keys_1S = torch.arange(n_new)[:, None] + (n_all - n_new), torch.arange(n_all)[None]
+        seen_BTS = (keys_1S <= queries_T1) & (attention_mask[:, None, :] != 0)
+        local_rope, local_seen_BTS = rope, seen_BTS
+        if config.sliding_window is not None:
+            local_rope = _tables(position_ids, self.local_frequencies, 1.0)
+            local_seen_BTS = seen_BTS & (keys_1S > queries_T1 - config.sliding_window)
+        x_BTD = model.embed_tokens(input_ids) * config.embedding_scale
         present = []
-        for layer, past in zip(model.layer_list(), past_key_values, strict=True):
+        for index, (layer, past) in enumerate(zip(model.layer_list(), past_key_values, strict=True)):
+            local = config.is_local(index)
+            (cos_B1TE, sin_B1TE), visible_BTS = (local_rope, local_seen_BTS) if local else (rope, seen_BTS)
+            if not config.has_rope(index):
+                cos_B1TE, sin_B1TE = no_rotation(cos_B1TE)
+            # Not minus infinity: a padded query sees nothing, and its softmax would be NaN.
+            bias_BTS = torch.where(visible_BTS, 0.0, torch.finfo(torch.float32).min)
             y_BTD, cache = _attend(
-                layer.self_attn, layer.input_layernorm(x_BTD), cos_B1TE, sin_B1TE, bias_BTS[:, None, None], past
+                layer.self_attn, layer.mixer_input(x_BTD), cos_B1TE, sin_B1TE, bias_BTS[:, None, None], past
             )
-            x_BTD = x_BTD + y_BTD
-            x_BTD = x_BTD + layer.mlp(layer.post_attention_layernorm(x_BTD))
+            x_BTD = layer.output(x_BTD, y_BTD)
             present.append(cache)
-        return F.linear(model.norm(x_BTD), self.language_model.head_weight_VD), present
+        return self.language_model.capped(F.linear(model.norm(x_BTD), self.language_model.head_weight_VD)), present
+
+
+def _tables(position_ids: Tensor, frequencies: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [B, 1, T, rotated] of positions [B, T]."""
+    angles_BTE = (position_ids[:, :, None].float() * frequencies).repeat(1, 1, 2)
+    return factor * angles_BTE.cos()[:, None], factor * angles_BTE.sin()[:, None]
 
 
 def _attend(
@@ -63,17 +89,11 @@ def _attend(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     n_batch, n_new, _ = x_BTD.shape
     n_heads, n_kv_heads, head_dim = attention.n_heads, attention.n_kv_heads, attention.head_dim
-    q_BTHE = attention.q_proj(x_BTD).view(n_batch, n_new, n_heads, head_dim)
-    k_BTKE = attention.k_proj(x_BTD).view(n_batch, n_new, n_kv_heads, head_dim)
-    v_BTKE = attention.v_proj(x_BTD).view(n_batch, n_new, n_kv_heads, head_dim)
-    if attention.qk_norm:
-        q_BTHE, k_BTKE = attention.q_norm(q_BTHE), attention.k_norm(k_BTKE)
-    q_BHTE = apply_rope(q_BTHE.transpose(1, 2), cos_B1TE, sin_B1TE)
-    k_BKSE = torch.cat([past[0], apply_rope(k_BTKE.transpose(1, 2), cos_B1TE, sin_B1TE)], dim=2)
-    v_BKSE = torch.cat([past[1], v_BTKE.transpose(1, 2)], dim=2)
+    q_BHTE, k_BKTE, v_BKTE = attention.rotated(x_BTD, cos_B1TE, sin_B1TE)
+    k_BKSE, v_BKSE = torch.cat([past[0], k_BKTE], dim=2), torch.cat([past[1], v_BKTE], dim=2)
     q_BKGTE = q_BHTE.reshape(n_batch, n_kv_heads, n_heads // n_kv_heads, n_new, head_dim)
     scores_BKGTS = q_BKGTE @ k_BKSE[:, :, None].transpose(-1, -2) * head_dim**-0.5
-    y_BKGTE = (scores_BKGTS + bias_B11TS).softmax(-1) @ v_BKSE[:, :, None]
+    y_BKGTE = (soft_capped(scores_BKGTS, attention.cap) + bias_B11TS).softmax(-1) @ v_BKSE[:, :, None]
     y_BTD = y_BKGTE.reshape(n_batch, n_heads, n_new, head_dim).transpose(1, 2).reshape(n_batch, n_new, -1)
     return attention.o_proj(y_BTD), (k_BKSE, v_BKSE)
 

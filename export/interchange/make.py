@@ -65,10 +65,10 @@ def export_program(config: ExportConfig, log: Callable[[str], None] = lambda lin
     threads = config.threads or compute_threads()
     torch.set_num_threads(threads)
     model = load_model(checkpoint).eval()
-    if model.config.arch not in ("llama", "qwen2", "qwen3"):
+    if model.config.traits.short_conv:
         raise UserError(
-            f"format={config.format} takes Llama, Qwen2 and Qwen3 models, and this is a {model.config.arch} model: "
-            "export it as GGUF (format=gguf), or with Hugging Face's optimum"
+            f"format={config.format} takes models with attention in all layers, and an {model.config.arch} model has "
+            "others, which keep something else between calls: export it as GGUF (format=gguf)"
         )
     check_weights(model.state_dict(), to_f16=False)
     out = config.out or run.root / config.format

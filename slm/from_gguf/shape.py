@@ -41,6 +41,9 @@ def read_shape(contents: Contents) -> ModelConfig:
         )
     if "token_embd.weight" not in contents.tensors:
         raise UserError(f"{name} holds a vocabulary without a model's weights: give the model's own file")
+    table = contents.tensors["token_embd.weight"][1].shape
+    if len(table) != 2:
+        raise UserError(f"{name} holds an embedding (token_embd.weight) of the shape {table}: it is damaged")
     traits = TRAITS[contents.arch]
     known = {**(_MULTIPLIERS if traits.multipliers else {}), **(_SOFT_CAPS if traits.soft_caps else {})}
     for key in _WITH_EFFECT:
@@ -62,7 +65,7 @@ def read_shape(contents: Contents) -> ModelConfig:
     ids = {each: contents.metadata.get(f"tokenizer.ggml.{each}_token_id") for each in ("bos", "eos")}
     return ModelConfig(
         arch=contents.arch,
-        vocab_size=contents.tensors["token_embd.weight"][1].shape[1],
+        vocab_size=table[1],
         n_layers=n_layers,
         d_model=width,
         n_heads=n_heads,
@@ -102,6 +105,11 @@ class _Required:
             if len(set(found)) != 1:
                 raise UserError(f"{self._contents.path.name} has layers of several {key}: not supported here")
             found = found[0]
+        if isinstance(found, str) or int(found) < 1:
+            raise UserError(
+                f"{self._contents.path.name} has {self._contents.arch}.{key}={found!r}, where a number above 0 "
+                "belongs: it is damaged; download it again"
+            )
         return int(found)
 
 

@@ -80,8 +80,17 @@ def ollama_folders() -> list[Path]:
 
 
 def lm_studio_folders() -> list[Path]:
-    """Where LM Studio keeps models, the newest place first."""
-    return [Path(os.path.expanduser(each)) for each in ("~/.lmstudio/models", "~/.cache/lm-studio/models")]
+    """Where LM Studio keeps models: the folder that a person has chosen there, then the newest of its own places."""
+    homes = [Path(os.path.expanduser(each)) for each in ("~/.lmstudio", "~/.cache/lm-studio")]
+    found = []
+    for home in homes:
+        try:
+            chosen = json.loads((home / "settings.json").read_text(encoding="utf-8")).get("downloadsFolder")
+        except (OSError, ValueError, AttributeError):
+            continue
+        if isinstance(chosen, str) and chosen:
+            found.append(Path(chosen))
+    return list(dict.fromkeys([*found, *(home / "models" for home in homes)]))
 
 
 def _of_ollama(name: str) -> Stored:

@@ -27,7 +27,7 @@ from slm.model.config import ModelConfig
 from slm.model.layers.held import computed, held_of
 from slm.model.quantized import BLOCKS, RECORD, QuantizedWeights
 from slm.model.snapshot import Computed, Snapshot
-from slm.model.stored_weights import HEAD, ROTARY, has_own_head, note_own_head, with_table
+from slm.model.stored_weights import HEAD, ROTARY, has_own_head, link_fault, note_own_head, with_table
 from slm.model.stored_weights import WEIGHTS as WEIGHTS
 from slm.model.stored_weights import load_weights as load_weights
 from slm.model.transformer import LanguageModel, empty_model
@@ -51,6 +51,8 @@ def load_config(directory: str | Path) -> ModelConfig:
     try:
         config = ModelConfig.from_hf(json.loads(path.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
+        if fault := link_fault(path):
+            raise UserError(fault) from None
         raise UserError(
             f"{path} does not exist: {directory} is not a model directory; give the folder that config.json and "
             f"{WEIGHTS} are in"
@@ -101,7 +103,9 @@ def check_tensor(own: Mapping[str, Tensor], name: str, tensor: Tensor, *, arch: 
     """UserError for a tensor that is not one of the model's ``own``, has another shape, or holds values that are not
     finite."""
     if name not in own:
-        raise UserError(f"{where} holds the tensor {name}, which a {arch} model does not have; {_TOGETHER}")
+        raise UserError(
+            f"{where} holds the tensor {name}, which its config.json, a {arch} model's, does not call for; {_TOGETHER}"
+        )
     if own[name].shape != tensor.shape:
         raise UserError(
             f"{where}: tensor {name} has shape {tuple(tensor.shape)}, but config.json calls for "

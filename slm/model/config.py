@@ -639,6 +639,8 @@ def quantized_message(kind: str) -> str:
 
 def _refuse_unknown(config: dict[str, Any], traits: Traits) -> None:
     """UserError for what a config.json asks for and this model does not compute."""
+    if isinstance(mlx := config.get("quantization"), dict) and "bits" in mlx:
+        raise UserError(quantized_message("MLX"))
     if (quantized := config.get("quantization_config")) is not None:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UserError(quantized_message(str(method or "another program")))

@@ -36,6 +36,10 @@ ROTARY = "rotary_emb.inv_freq"
 """How a tensor's name ends that old Llama checkpoints hold and the configuration gives."""
 _INNER = "model.language_model."
 """How such a text model's names begin otherwise, but for the head's."""
+_WRAPPED = ".base_layer."
+"""How PEFT calls a layer that has an adapter; the adapter's own tensors are refused."""
+_NESTED = ("state_dict", "model_state_dict", "model", "module")
+"""Keys under which training programs save the weights in a ``.bin``, next to their own state."""
 _QUANTIZED = {
     ".absmax": "bitsandbytes",
     ".quant_state.bitsandbytes__nf4": "bitsandbytes",
@@ -44,6 +48,7 @@ _QUANTIZED = {
     ".qweight": "GPTQ or AWQ",
     ".weight_packed": "compressed-tensors",
     ".weight_scale_inv": "FP8",
+    ".W_q": "HQQ",
 }
 """How names of tensors end that only quantized checkpoints hold."""
 
@@ -180,6 +185,11 @@ def plain_names(names: Iterable[str], where: str) -> dict[str, str]:
             found = {stored: name.removeprefix(prefix) for stored, name in found.items()}
             if where:
                 _say(f"note: {where}: the names of its tensors begin with {prefix!r}, which is left out")
+    if prefix := _outer(found.values()):
+        found = {stored: name.removeprefix(prefix) for stored, name in found.items()}
+        if where:
+            _say(f"note: {where}: the names of its tensors begin with {prefix!r}, which is left out")
+    found = {stored: name.replace(_WRAPPED, ".") for stored, name in found.items()}
     if found and all(name.startswith(_INNER) or name == HEAD for name in found.values()):
         found = {stored: name.replace(_INNER, "model.", 1) for stored, name in found.items()}
         if where:
@@ -187,6 +197,15 @@ def plain_names(names: Iterable[str], where: str) -> dict[str, str]:
     if "embed_tokens.weight" in found.values():  # the model was saved without its head, and without its outer name
         found = {stored: name if name == HEAD else f"model.{name}" for stored, name in found.items()}
     return found
+
+
+def _outer(names: Iterable[str]) -> str:
+    """What stands before all names and before the embedding's (or the head's), the name of a program's own variable;
+    "" for nothing."""
+    found = list(names)
+    ends = next((end for end in (TABLE, HEAD) for name in found if name.endswith(f".{end}")), "")
+    prefix = next((name.removesuffix(ends) for name in found if ends and name.endswith(f".{ends}")), "")
+    return prefix if all(name.startswith(prefix) for name in found) else ""
 
 
 @functools.cache
@@ -245,6 +264,10 @@ def _load(path: Path) -> dict[str, Tensor]:
         ) from error
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError) as error:
         raise _unreadable(path, error) from None
+    for key in _NESTED:
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+            break
     if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
         raise UserError(f"{path} does not hold a model's tensors by name: give the model as safetensors")
     return found
@@ -258,6 +281,11 @@ def _weight_files(directory: Path) -> list[Path]:
             return _shards(directory, index)
     if shards := _shards_without_index(directory):
         return shards
+    for path in (directory / name for name in (WEIGHTS, INDEX, *_PICKLED)):
+        if fault := link_fault(path):
+            raise UserError(fault)
+        if path.is_dir():
+            raise UserError(f"{path} is a folder, and no file of weights: download the model again")
     others = sorted(path.name for path in directory.glob("*.safetensors") if not path.name.startswith("adapter_"))
     if len(others) == 1:
         raise UserError(
@@ -285,6 +313,17 @@ def _weight_files(directory: Path) -> list[Path]:
     )
 
 
+def link_fault(path: Path) -> str | None:
+    """One line where the path is a link to nothing, as a folder of the Hub's cache has them when it was copied without
+    the files that its links name; else None."""
+    if not path.is_symlink() or path.exists():
+        return None
+    return (
+        f"{path} is a link to {os.readlink(path)}, where there is no file: copy the folder with what its links name "
+        "(cp -rL), or download the model again"
+    )
+
+
 def _shards_without_index(directory: Path) -> list[Path]:
     """All parts of the weights where they are there and their index is not; else none."""
     found = {path: match for path in directory.glob("model-*.safetensors") if (match := _PART.fullmatch(path.name))}
@@ -305,5 +344,6 @@ def _shards(directory: Path, index: str) -> list[Path]:
         raise UserError(f"{path} names {outside[0]!r}, which is no file of its folder: download the model again")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
-        raise UserError(f"{directory} lacks {missing[0]}, which its {index} names; download it again")
+        fault = link_fault(directory / missing[0])
+        raise UserError(fault or f"{directory} lacks {missing[0]}, which its {index} names; download it again")
     return [directory / name for name in names]

@@ -15,6 +15,7 @@ from typing import Any
 
 from slm.data.errors import UserError
 from slm.data.tokenizers import from_sentencepiece
+from slm.data.tokenizers.make import no_tokenizer
 from slm.model.special_tokens import SpecialTokens, read_special_tokens
 from slm.vocabulary.pretokenizer import FINGERPRINT_TEXT, identify, steps_of
 
@@ -87,9 +88,7 @@ def build_vocab(directory: Path, vocab_size: int, pre: str | None = None, *, arc
     elif json_file.is_file():
         vocab = _from_tokenizer_json(json_file, vocab_size, pre)
     else:
-        raise UserError(
-            f"{directory} has neither tokenizer.json nor tokenizer.model; copy the model's tokenizer files there"
-        )
+        raise no_tokenizer(directory)
     _note_left_out(vocab, json_file, vocab_size)
     _add_special_tokens(vocab, directory, vocab_size)
     if fault := vocab.special.template_fault:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from slm.data.errors import UserError
-from slm.export.__main__ import main
+from slm.export.__main__ import main, next_line
 from slm.export.config import ExportConfig
 from slm.export.pipeline import export
 from slm.llama.gguf_check import read_header
@@ -277,3 +277,15 @@ def test_mistakes_are_one_line(tmp_path, options, message):
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (root / "gguf").exists()
+
+
+def test_a_runs_questions_are_asked_of_its_files_by_a_command_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLM_MAKE", raising=False)
+    out = tmp_path / "runs" / "mine" / "gguf"
+    out.mkdir(parents=True)
+    assert next_line(out) == "next: slm serve runs/mine    or: slm chat runs/mine"
+    (out.parent / "questions.jsonl").touch()
+    assert next_line(out).endswith(
+        "\nthe run's questions, asked of each file: slm exam runs/mine runs/mine/questions.jsonl"
+    )

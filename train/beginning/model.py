@@ -1,6 +1,6 @@
 """The model that a run begins with.
 
-Tested in tests/train/test_main.py, tests/train/lora/test_lora_run.py.
+Tested in tests/train/test_main.py, tests/train/lora/test_lora_run.py, tests/train/beginning/test_model.py.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +30,8 @@ class FirstModel:
 
     model: LanguageModel
     notes: tuple[str | None, ...]
-    """Lines: where memory may be too small, how a base is held, and what weights begin as bigrams."""
+    """Lines: where memory may be too small, how a base is held, which tokens it has no rows for, and what weights begin as
+    bigrams."""
 
 
 def new_model(
@@ -77,11 +78,24 @@ def new_model(
     else:
         model = LanguageModel(shape, config.init)
     first = None
+    rows = without_rows(directory, tokenizer, shape) if directory and ranks.main else None
     if new and ranks.main and config.optim.init_bigrams:
         first = start_from_bigrams(config, tokenizer, model)
     model.train()
     ranks.broadcast(list(model.parameters()))
-    return FirstModel(model=model, notes=(warning, base.line, first))
+    return FirstModel(model=model, notes=(warning, base.line, rows, first))
+
+
+def without_rows(directory: str, tokenizer: Tokenizer, shape: ModelConfig) -> str | None:
+    """A line where the tokenizer in ``directory`` has more ids than the model there has rows, so that the ``shape`` of
+    the run has more."""
+    stored = checkpoint.load_config(directory).vocab_size
+    if shape.vocab_size == stored or (known := new_ids(directory, tokenizer).start) <= stored:
+        return None
+    return (
+        f"the tokenizer of {directory} has {known:,} ids, and the model {stored:,} rows (vocab_size in config.json): the "
+        f"other {known - stored:,} tokens begin as the mean of all; is it this model's tokenizer?"
+    )
 
 
 def starting_shape(directory: str, seq_len: int, chat: Tokenizer | None, rank: int = 0) -> ModelConfig:

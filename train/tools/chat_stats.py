@@ -20,6 +20,7 @@ from slm.data.errors import one_line
 from slm.data.sources.documents import open_stream
 from slm.data.sources.plan import Plan, plan_sources
 from slm.data.stream.chat_setup import findings_of
+from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.report import plain, table
 
 EXAMPLES = 3
@@ -83,7 +84,7 @@ class ChatStatistics:
 
 
 def count(
-    config: DataConfig, encoder: ChatEncoder, *, seq_len: int, max_docs: int, max_mb: float = math.inf, seed: int
+    config: DataConfig, tokenizer: Tokenizer, *, seq_len: int, max_docs: int, max_mb: float = math.inf, seed: int
 ) -> dict[str, ChatStatistics]:
     """The statistics of each source of conversations, by name: those of the training split, of its first ``max_docs``
     conversations or ``max_mb`` megabytes."""
@@ -95,6 +96,7 @@ def count(
         name = plan.source.label
         while name in counted:
             name += "'"
+        encoder = ChatEncoder(tokenizer, last_only=plan.source.train_on == "last")
         counted[name] = _count(plan, encoder, seq_len, max_docs, max_mb, seed)
     return counted
 

@@ -12,7 +12,6 @@ from slm.configuration import load
 from slm.data import statistics
 from slm.data.account.account import account, count_tokens
 from slm.data.account.listing import show_files
-from slm.data.chat.tokens import ChatEncoder
 from slm.data.config import DataConfig
 from slm.data.errors import UserError, one_line
 from slm.data.quality.repeats.in_memory import Finder
@@ -120,7 +119,7 @@ def _chat(config: DataStatsConfig, tokenizer: Tokenizer) -> int:
     text = show_accounts(config, tokenizer)
     found = chat_stats.count(
         config.data,
-        ChatEncoder(tokenizer),
+        tokenizer,
         seq_len=config.train.seq_len,
         max_docs=config.stats.max_docs,
         max_mb=math.inf if config.stats.max_mb is None else config.stats.max_mb,

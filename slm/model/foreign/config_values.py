@@ -21,6 +21,8 @@ _NUMBERS = (
     *_IDS,
 )
 """Keys with numbers as values; those of ``_FRACTIONS`` need not be whole."""
+_LARGEST = 2**31 - 1
+"""The largest whole number that llama.cpp reads from a GGUF file."""
 _TRUTHS = (
     *("tie_word_embeddings", "tie_embedding", "attention_bias", "mlp_bias", "conv_bias", "use_sliding_window"),
     *("block_auto_adjust_ff_dim", "use_bidirectional_attention"),
@@ -66,6 +68,8 @@ def _number(value: Any, key: str) -> float:
         raise UserError(f"{key}={value!r} in config.json must be above 0: correct it, or download config.json again")
     if key in _FRACTIONS:
         return result
+    if result > _LARGEST:
+        raise UserError(f"{key}={value!r} in config.json is more than a GGUF file can hold: correct it")
     if result != int(result):
         raise UserError(f"{key}={value!r} in config.json is no whole number: correct it")
     return int(result)

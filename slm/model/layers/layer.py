@@ -114,15 +114,8 @@ class Attention(nn.Module):
     def _queries_keys_values(self, x_BTD: Tensor) -> tuple[Tensor, ...]:
         return self.q_proj(x_BTD), self.k_proj(x_BTD), self.v_proj(x_BTD)
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        cos_TE: Tensor,
-        sin_TE: Tensor,
-        cache: LayerCache | None = None,
-        starts_BT: Tensor | None = None,
-    ) -> Tensor:
-        B, T, _ = x_BTD.shape
+    def rotated(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, T, E], keys and values [B, K, T, E]; the first two normed and with their rotary positions."""
         q_BTHE, k_BTKE, v_BTKE = (each.unflatten(-1, (-1, self.head_dim)) for each in self._queries_keys_values(x_BTD))
         if self.wide_qk_norm:
             q_BTHE = self.q_norm(q_BTHE.flatten(2)).view_as(q_BTHE)
@@ -132,8 +125,18 @@ class Attention(nn.Module):
         if self.query_factor != 1.0:
             q_BTHE = q_BTHE * self.query_factor
         q_BHTE = apply_rope(q_BTHE.transpose(1, 2), cos_TE, sin_TE)
-        k_BKSE = apply_rope(k_BTKE.transpose(1, 2), cos_TE, sin_TE)
-        v_BKSE = v_BTKE.transpose(1, 2)
+        return q_BHTE, apply_rope(k_BTKE.transpose(1, 2), cos_TE, sin_TE), v_BTKE.transpose(1, 2)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        cos_TE: Tensor,
+        sin_TE: Tensor,
+        cache: LayerCache | None = None,
+        starts_BT: Tensor | None = None,
+    ) -> Tensor:
+        B, T, _ = x_BTD.shape
+        q_BHTE, k_BKSE, v_BKSE = self.rotated(x_BTD, cos_TE, sin_TE)
         mask = None
         if cache is not None:
             past = len(cache)
@@ -255,7 +258,15 @@ class Layer(nn.Module):
         cache: LayerCache | None = None,
         starts_BT: Tensor | None = None,
     ) -> Tensor:
-        attended_BTD = self.mixer(_normed(self.attention_norm, x_BTD), cos_TE, sin_TE, cache, starts_BT)
+        attended_BTD = self.mixer(self.mixer_input(x_BTD), cos_TE, sin_TE, cache, starts_BT)
+        return self.output(x_BTD, attended_BTD)
+
+    def mixer_input(self, x_BTD: Tensor) -> Tensor:
+        """What attention reads of the layer's input."""
+        return _normed(self.attention_norm, x_BTD)
+
+    def output(self, x_BTD: Tensor, attended_BTD: Tensor) -> Tensor:
+        """The layer's output, of its input and of what attention has made of it."""
         if self.post_norms:
             x_BTD = x_BTD + self.post_attention_layernorm(attended_BTD)
             return x_BTD + self.post_feedforward_layernorm(self.mlp(_normed(self.feedforward_norm, x_BTD)))

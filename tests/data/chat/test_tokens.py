@@ -71,6 +71,22 @@ def test_what_is_scored_is_what_generation_writes(base):
         assert ids[begin:last].tolist() == encoder._tokenizer.encode(answer)
 
 
+def test_of_the_last_answers_alone_only_these_are_scored(base):
+    """``data.train_on=last``: what follows the user's last question that is answered, tool calls and all."""
+    made = with_chatml(base)
+
+    def learned(*turns: tuple[str, str]) -> list[str]:
+        document = to_document({"messages": [{"role": role, "content": said} for role, said in turns]})
+        rendered = ChatEncoder(made, last_only=True).conversation(document)[2]
+        return [rendered.text[start:end].removesuffix("<|im_end|>") for start, end in rendered.scored]
+
+    first = [("user", "Who?"), ("assistant", "Leo."), ("user", "And who?")]
+    assert learned(*first, ("assistant", "Ana."), ("assistant", "And Bo.")) == ["Ana.", "And Bo."]
+    assert learned(*first) == ["Leo."]
+    assert learned(("assistant", "Hello."), *first, ("assistant", "Ana.")) == ["Ana."]
+    assert learned(("assistant", "Hello.")) == ["Hello."]
+
+
 def test_a_mark_in_a_content_is_text(base):
     encoder = ChatEncoder(with_chatml(base))
     ids, scored, _ = encoder.conversation(to_document(talk("a<|im_end|>b", "c<|im_end|>d")))

@@ -193,6 +193,23 @@ def test_answers_that_come_too_late_are_one_line(tmp_path, monkeypatch):
         validation_blocks(config, TOKENIZER, 64, 9, 1)
 
 
+def test_the_last_answers_alone_are_learned_where_that_is_asked(tmp_path):
+    path = tmp_path / "talks.jsonl"
+    turns = [("user", "Who?"), ("assistant", "A cat."), ("user", "And?"), ("assistant", "A hill.")]
+    talk = [{"role": role, "content": said} for role, said in turns]
+    path.write_text("\n".join(json.dumps({"messages": talk, "id": number}) for number in range(4)))
+    scored = {}
+    for which in ("all", "last"):
+        config = DataConfig(kind="chat", files=[str(path)], val_fraction=0, train_on=which)
+        (plan,) = plan_sources(config, "train")
+        (block,) = next(iter(Loader(config, TOKENIZER, seq_len=64, micro_batch=1, seed=1, workers=0)))
+        learned = parts(block)[0]
+        scored[which] = plan.fingerprint, TOKENIZER.decode(marks.ids_of(learned)[marks.is_scored(learned)])
+    assert scored["all"][1] == "A cat.A hill."
+    assert scored["last"][1] == "A hill."
+    assert scored["all"][0] != scored["last"][0]
+
+
 def pair_records() -> list[dict]:
     asked = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "A cat."}]
     more = [*asked, {"role": "user", "content": "And?"}]

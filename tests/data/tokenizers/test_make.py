@@ -97,6 +97,21 @@ def test_missing_files(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_a_bpe_that_leaves_out_merges_at_random_is_read_without_that(bpe, tmp_path, capsys):
+    bpe.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    spec = json.loads(path.read_text())
+    path.write_text(json.dumps(spec | {"model": spec["model"] | {"dropout": 0.9}}))
+    text = "the bear and the fox went to the river " * 5
+    made = load_tokenizer(tmp_path)
+    assert all(made.encode(text) == bpe.encode(text) for _ in range(5))
+    assert json.loads(made.files["tokenizer.json"])["model"]["dropout"] is None
+    assert "(dropout=0.9), so that a text has other ids each time: it is read without" in capsys.readouterr().out
+    path.write_text(json.dumps(spec | {"model": spec["model"] | {"dropout": 0.0}}))
+    assert load_tokenizer(tmp_path).encode(text) == bpe.encode(text)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_byte_order_mark_is_no_part_of_a_file(bpe, tmp_path):
     bpe.save(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):

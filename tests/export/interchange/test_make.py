@@ -23,6 +23,30 @@ def exported(run, capsys, *options: str, status: int = 0) -> dict:
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [
+        ("onnx", dict(arch="gemma2", n_layers=2, sliding_window=16, tie_embeddings=True)),
+        ("pt2", dict(arch="phi3", n_layers=1, rotary_dim=48)),
+    ],
+    ids=["onnx-gemma2", "pt2-phi3"],
+)
+@pytest.mark.slow
+def test_other_architectures(form, shape, tmp_path, capsys):
+    if form == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    record = exported(tiny.run(tmp_path / "run", **shape), capsys, f"format={form}")
+    assert record["published"]
+    assert record["max_abs"] <= record["allowed"]
+
+
+def test_short_convolutions_are_named(tmp_path):
+    run = tiny.run(tmp_path / "run", arch="lfm2", n_layers=2, tie_embeddings=True)
+    with pytest.raises(UserError, match=r"format=pt2 takes models with attention in all layers, and an lfm2 model has"):
+        main([f"run={run}", "format=pt2"])
+
+
 @pytest.mark.slow
 def test_onnx_in_onnxruntime(run, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -210,6 +210,8 @@ def changed(contents: Contents, **metadata: object) -> Contents:
         ({"llama__expert_count": 8}, "llama.expert_count=8, which is not supported"),
         ({"llama__rope__dimension_count": 32}, "rotates 32 of 64 values of each head"),
         ({"llama__context_length": None}, "lacks llama.context_length"),
+        ({"llama__attention__head_count": 0}, "has llama.attention.head_count=0, where a number above 0 belongs"),
+        ({"llama__block_count": "two"}, "has llama.block_count='two', where a number above 0 belongs"),
     ],
 )
 def test_other_models_are_named(files, metadata, said):

@@ -77,6 +77,20 @@ def test_lm_studios_models_by_name(tmp_path, monkeypatch):
         stores.find("lmstudio:org/c")
 
 
+def test_the_folder_that_was_chosen_in_lm_studio(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home, chosen = tmp_path / ".lmstudio", tmp_path / "large disk"
+    (chosen / "org/a").mkdir(parents=True)
+    (chosen / "org/a/a-Q8_0.gguf").touch()
+    home.mkdir()
+    for settings in ("{", "[]", "{}", '{"downloadsFolder": null}'):
+        (home / "settings.json").write_text(settings)
+        with pytest.raises(UserError, match="LM Studio has no model org/a here"):
+            stores.find("lmstudio:org/a")
+    (home / "settings.json").write_text(json.dumps({"downloadsFolder": str(chosen)}))
+    assert stores.find("lmstudio:org/a") == stores.Stored(path=chosen / "org/a/a-Q8_0.gguf", name="a-Q8_0")
+
+
 def test_paths(tmp_path):
     path = tmp_path / "Model.Q8_0.gguf"
     path.touch()

@@ -62,6 +62,11 @@ def test_a_width_of_700_is_refused_with_the_nearest_that_work():
         (dict(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 in config.json is not supported"),
         (dict(vocab_size="many"), "vocab_size='many' in config.json is no number"),
         (dict(num_hidden_layers="2.5"), "num_hidden_layers='2.5' in config.json is no whole number"),
+        (
+            dict(max_position_embeddings=1e30),
+            "max_position_embeddings=1e+30 in config.json is more than a GGUF file can",
+        ),
+        (dict(quantization={"group_size": 64, "bits": 4}), "the checkpoint is quantized by MLX"),
         (dict(hidden_size=[64]), "hidden_size=[64] in config.json is no number"),
         (dict(quantization_config={"quant_method": "awq"}), "the checkpoint is quantized by awq"),
         (dict(quantization_config="awq"), "the checkpoint is quantized by awq"),

@@ -65,12 +65,32 @@ def test_the_one_matrix_under_the_heads_name(tmp_path):
         load_model(without)
 
 
-@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "base_model.model.", "module._orig_mod."])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "_orig_mod.",
+        "module.",
+        "base_model.model.",
+        "module._orig_mod.",
+        "transformer.",
+        "model.",
+        "module.student.net.",
+    ],
+)
 def test_the_prefix_of_a_wrapper_is_left_out(prefix, tmp_path, capsys):
     plain = load_model(saved(tmp_path / "plain"))
     wrapped = saved(tmp_path, change=lambda w: {prefix + name: tensor for name, tensor in w.items()})
     assert torch.equal(logits(load_model(wrapped)), logits(plain))
     assert "the names of its tensors begin with " in capsys.readouterr().out
+
+
+def test_a_layer_under_the_name_that_an_adapter_gives_it(tmp_path):
+    plain = load_model(saved(tmp_path / "plain"))
+    base = QUERY.replace("weight", "base_layer.weight")
+    folder = saved(
+        tmp_path, change=lambda w: {f"base_model.model.{base if n == QUERY else n}": v for n, v in w.items()}
+    )
+    assert torch.equal(logits(load_model(folder)), logits(plain))
 
 
 def test_a_model_that_was_saved_without_its_outer_name(tmp_path):
@@ -84,6 +104,7 @@ def test_a_model_that_was_saved_without_its_outer_name(tmp_path):
     [
         ("bitsandbytes", lambda w: w | {QUERY + ".absmax": torch.ones(4)}),
         ("GPTQ or AWQ", lambda w: w | {QUERY.replace("weight", "qweight"): torch.zeros(4, 32, dtype=torch.int32)}),
+        ("HQQ", lambda w: w | {QUERY.replace("weight", "W_q"): torch.zeros(4, 32, dtype=torch.uint8)}),
         ("FP8", lambda w: w | {QUERY: w[QUERY].to(torch.float8_e4m3fn)}),
         ("FP8", lambda w: w | {QUERY: w[QUERY].to(torch.float8_e5m2fnuz)}),
         ("another program", lambda w: w | {QUERY: (w[QUERY] * 100).to(torch.int8)}),
@@ -111,6 +132,29 @@ def test_what_is_no_model_is_named(tmp_path, held, says, name):
     (tmp_path / name).write_bytes(held)
     with pytest.raises(UserError, match=says):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_links_to_nothing_are_named(name, tmp_path):
+    folder = saved(tmp_path)
+    (folder / name).unlink()
+    (folder / name).symlink_to("../../blobs/abc")
+    with pytest.raises(UserError, match=rf"{name} is a link to ../../blobs/abc, where there is no file: copy .*cp -rL"):
+        load_model(folder)
+
+
+def test_a_link_to_nothing_among_the_shards_and_a_folder_in_place_of_weights_are_named(tmp_path):
+    folder = saved(tmp_path)
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    with pytest.raises(UserError, match=r"model.safetensors is a folder, and no file of weights"):
+        load_model(folder)
+    (folder / "model.safetensors").rmdir()
+    part = "model-00001-of-00001.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {TABLE: part}}))
+    (folder / part).symlink_to("nowhere")
+    with pytest.raises(UserError, match=rf"{part} is a link to nowhere, where there is no file"):
+        load_model(folder)
 
 
 def test_a_name_that_is_not_utf8_is_named(tmp_path):
@@ -164,6 +208,16 @@ def test_pickled_tensors_are_read_as_tensors(tmp_path, zipped, shards):
         (plain / names[1]).unlink()
         with pytest.raises(UserError, match=rf"lacks {names[1]}, which its pytorch_model\.bin\.index\.json names"):
             load_weights(plain)
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model"])
+def test_weights_among_a_training_programs_state_are_read(key, tmp_path):
+    weights = load_weights(saved(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({key: weights, "epoch": 3, "optimizer": {"state": {}}}, tmp_path / "pytorch_model.bin")
+    found = load_weights(tmp_path)
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights.items())
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -90,6 +90,20 @@ def test_conversations_are_counted_and_shown_with_what_is_scored(tmp_path, capsy
     assert source["longer_than_seq_len"] > 0
 
 
+def test_answers_before_the_last_question_are_not_counted_as_scored_where_the_last_alone_are_learned(tmp_path, capsys):
+    turns = [("user", "Who?"), ("assistant", "A cat. " * 20), ("user", "And?"), ("assistant", "A hill.")]
+    path = tmp_path / "chats.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": role, "content": said} for role, said in turns]}))
+    options = [f"data.files=[{path}]", "tokenizer.vocab_size=300", "data.val_fraction=0"]
+    shares = {}
+    for which in ("all", "last"):
+        assert data_stats.main(["data=chat", *options, f"data.train_on={which}"]) == 0
+        source = json.loads(capsys.readouterr().out.splitlines()[-1])["sources"][str(path)]
+        shares[which] = source["scored_share"]
+        assert [each["text"] for each in source["examples"][0] if each["scored"]][-1].startswith("A hill.")
+    assert shares["last"] < 0.2 < 0.5 < shares["all"]
+
+
 @pytest.mark.parametrize(("kind", "megabytes"), [("chat", 2), ("local", 70)])
 def test_of_large_files_a_part_is_read_and_said(tmp_path, capsys, kind, megabytes):
     """70 MB of text are more than is read whole to know what is held out: the time depends on ``stats.max_mb`` only."""
