@@ -24,8 +24,9 @@ COMPANIONS = (
     "merges.txt",
 )
 
-_DROPOUT = re.compile(rb'"dropout"\s*:\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)')
-"""BPE dropout (Provilkov et al. 2020, arXiv 1910.13267), which ``tokenizers`` applies outside training, too."""
+_DROPOUT = re.compile(rb'"dropout"\s*:\s*(0?\.[0-9]+(?:[eE][-+]?[0-9]+)?)')
+"""BPE dropout (Provilkov et al. 2020, arXiv 1910.13267), which ``tokenizers`` applies outside training, too. An
+integer behind the word is its id in a vocabulary."""
 
 
 def load_tokenizer(path: str | Path, *, eot_token: str = "") -> Tokenizer:

@@ -109,6 +109,10 @@ def test_a_bpe_that_leaves_out_merges_at_random_is_read_without_that(bpe, tmp_pa
     assert "(dropout=0.9), so that a text has other ids each time: it is read without" in capsys.readouterr().out
     path.write_text(json.dumps(spec | {"model": spec["model"] | {"dropout": 0.0}}))
     assert load_tokenizer(tmp_path).encode(text) == bpe.encode(text)
+    vocabulary = spec["model"]["vocab"]
+    ids = [*vocabulary.values(), *(each["id"] for each in spec["added_tokens"])]
+    path.write_text(json.dumps(spec | {"model": spec["model"] | {"vocab": vocabulary | {"dropout": max(ids) + 1}}}))
+    assert load_tokenizer(tmp_path).encode(text) == bpe.encode(text)  # the number of a word
     assert capsys.readouterr().out == ""
 
 
