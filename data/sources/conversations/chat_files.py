@@ -12,7 +12,7 @@ from typing import Any
 
 from slm.data.chat.formats import TITLES, BadRecordError, Format, Read, read_record, to_document
 from slm.data.errors import UserError
-from slm.data.sources.conversations.chat_records import Record, read
+from slm.data.sources.conversations.chat_records import Record, file_kind, read
 from slm.data.sources.corpus import SMALL_CORPUS, Reader
 from slm.data.storage import stamps
 
@@ -167,10 +167,12 @@ def _inspect(stamped: tuple[Any, ...], stop: bool, columns: Columns) -> Findings
     records = (record for path, *_ in stamped for record in read(path))
     findings = of_records(records, stop=stop, columns=columns)
     if not findings.conversations:
+        tables = any(file_kind(path) == "table" for path, *_ in stamped)
+        hint = "; the first line of a table names its columns, such as question,answer" if tables else ""
         raise UserError(
-            f"there is no conversation in the files; the first record is bad: {findings.first_bad}"
+            f"there is no conversation in the files; the first record is bad: {findings.first_bad}{hint}"
             if findings.bad
-            else "there is no conversation in the files: they are empty"
+            else f"there is no conversation in the files: they hold no record{hint}"
         )
     return findings
 

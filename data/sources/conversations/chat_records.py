@@ -36,6 +36,7 @@ _LOOKED_AT = 4096
 NOT_UTF8 = "it is not UTF-8"
 _SPEAKER = {"role", "from", "speaker", "author", "sender"}
 """Fields of a turn: a list of objects with one of them is a conversation and holds no records."""
+_SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods", ".numbers")
 _ESCAPED = re.compile(r"[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` reads them."""
 
@@ -66,6 +67,8 @@ def read(path: str, start: int = 0) -> Iterator[Record]:
 
 def _records(path: str, start: int) -> Iterator[Record]:
     kind = file_kind(path)
+    if kinds.suffix(path) in _SPREADSHEETS:
+        raise UserError(f"{path} is a spreadsheet: save its table as CSV (UTF-8), and name that file")
     if kind == "text":
         raise UserError(
             f"{path} is plain text: conversations come as JSON lines, JSON, CSV or parquet (data=local reads text)"

@@ -127,6 +127,28 @@ def test_files_without_a_conversation_are_one_line(tmp_path):
         plan_sources(DataConfig(kind="chat", files=[str(tmp_path / "a.txt")]), "train")
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("question,answer\n", "they hold no record; the first line of a table names its columns"),
+        ("Who?,Leo\nAnd who?,Ana\n", r"its fields \(Leo, Who\?\) .*; the first line of a table names its columns"),
+    ],
+)
+def test_a_table_without_rows_or_without_names_is_told_what_its_first_line_is(content, says, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    with pytest.raises(UserError, match=says):
+        chat_files.inspect((str(path),))
+
+
+def test_a_spreadsheet_is_named(tmp_path):
+    path = tmp_path / "Chats.XLSX"
+    path.write_bytes(b"PK\x03\x04")
+    with pytest.raises(UserError, match=r"Chats.XLSX is a spreadsheet: save its table as CSV"):
+        chat_files.inspect((str(path),))
+
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz", "jsonl.zst", "json.gz"])
 def test_a_torn_file_is_read_up_to_its_last_whole_record(tmp_path, kind):
     """Its place is named, reading can go on anywhere in it, and ``stop`` ends the run there."""
