@@ -119,7 +119,7 @@ class Engine:
         self._step_began: float | None = None
 
     def warm(self) -> None:
-        """Begins what a first request would wait for, in a thread of its own: call it once the engine is ready."""
+        """Begins what a first request would wait for, in another thread: call it once the engine is ready."""
         if self._runner.generates:
             self._constraints.warm()
 

@@ -13,7 +13,7 @@ from slm.train.components.component import Component
 FALLS = 0.9
 """A run still learns while its training loss is below this share of what it was at the lowest validation loss."""
 LEARNED, IN_A_ROW = 1e-3, 2
-"""Nothing is left to learn where held-out text costs less than this many nats per token, in so many validations."""
+"""Nothing is left to learn where held-out text costs less than this many nats per token, twice in a row."""
 HARD = 0.5
 """Held-out text does not follow from the training text where the training loss is below this share of the lowest
 validation loss."""
