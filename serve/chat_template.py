@@ -262,7 +262,8 @@ def _with_system_messages(
     """
     system = [each["content"] for each in messages if each["role"] == "system" and each["content"].strip()]
     late = sum(each["role"] == "system" for each in messages[1:])
-    refused = rendered = None
+    refused: TemplateRefusesError | None = None
+    rendered: Rendered | None = None
     try:
         rendered = prompt(messages)
         n_lost = _n_lost(prompt, rendered, messages)

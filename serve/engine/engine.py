@@ -490,8 +490,10 @@ class Engine:
         """Samples a token, and adds those that its grammar forces behind it. Where its reasoning has to end, the tokens
         that end it come instead."""
         thought, constraint = current.thought, current.constraint
-        allows = constraint.allows if constraint is not None else bool
-        if thought is not None and thought.is_due and (tokens := thought.cut(allows)):
+        tokens: list[int] = []
+        if thought is not None and thought.is_due:
+            tokens = thought.cut(bool if constraint is None else constraint.allows)
+        if tokens:
             tokens = tokens[: max(current.n_room, 1)]
             current.sequence.n_forced = len(tokens) - 1
             text, finish = self._append_forced(current, tokens)
