@@ -80,7 +80,7 @@ def ollama_folders() -> list[Path]:
 
 
 def lm_studio_folders() -> list[Path]:
-    """Where LM Studio keeps models: the folder that a person has chosen there, then the newest of its own places."""
+    """Where LM Studio keeps models: the folder that a person has chosen, then its usual ones, the newest first."""
     homes = [Path(os.path.expanduser(each)) for each in ("~/.lmstudio", "~/.cache/lm-studio")]
     found = []
     for home in homes:

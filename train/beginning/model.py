@@ -30,8 +30,8 @@ class FirstModel:
 
     model: LanguageModel
     notes: tuple[str | None, ...]
-    """Lines: where memory may be too small, how a base is held, which tokens it has no rows for, and what weights begin as
-    bigrams."""
+    """Lines: where memory may be too small, how a base is held, which tokens it has no rows for, and what weights
+    begin as bigrams."""
 
 
 def new_model(
@@ -93,8 +93,8 @@ def without_rows(directory: str, tokenizer: Tokenizer, shape: ModelConfig) -> st
     if shape.vocab_size == stored or (known := new_ids(directory, tokenizer).start) <= stored:
         return None
     return (
-        f"the tokenizer of {directory} has {known:,} ids, and the model {stored:,} rows (vocab_size in config.json): the "
-        f"other {known - stored:,} tokens begin as the mean of all; is it this model's tokenizer?"
+        f"the tokenizer of {directory} has {known:,} ids, and the model {stored:,} rows (vocab_size in config.json): "
+        f"the other {known - stored:,} tokens begin as the mean of all; is it this model's tokenizer?"
     )
 
 

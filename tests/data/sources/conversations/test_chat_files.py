@@ -148,7 +148,6 @@ def test_a_spreadsheet_is_named(tmp_path):
         chat_files.inspect((str(path),))
 
 
-
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "jsonl.gz", "jsonl.zst", "json.gz"])
 def test_a_torn_file_is_read_up_to_its_last_whole_record(tmp_path, kind):
     """Its place is named, reading can go on anywhere in it, and ``stop`` ends the run there."""
