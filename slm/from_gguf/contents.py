@@ -6,6 +6,7 @@ Tested in tests/slm/from_gguf/test_convert.py.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -102,6 +103,10 @@ def open_contents(path: Path) -> Contents:
 
     UserError for a damaged file, a missing part, and a file that holds no language model.
     """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # it could not be printed, nor written into the checkpoint's record
+        raise UserError(f"{os.fsencode(path)!r}: a name in this path is not UTF-8: rename it") from None
     parts = part_files(path)
     first, arrays = read_arrays(parts[0])
     headers = (first, *(read_header(each) for each in parts[1:]))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slm.data.errors import UserError
+from slm.data.errors import UserError, one_line
 from slm.data.storage import cache_home, fingerprint, fsync, locked, stamps
 from slm.exported import RECORD_FILE
 from slm.from_gguf import proof
@@ -90,6 +90,8 @@ def _make(contents: Contents, shape: ModelConfig, out: Path, log: Callable[[str]
             out.rmdir()
         os.replace(temporary, out)
         return record
+    except UserError as error:  # of the folder that is given up
+        raise UserError(one_line(error).replace(str(temporary), contents.path.name)) from error
     except OSError as error:
         raise UserError(f"{out} could not be written ({error.strerror or error}): nothing was left behind") from error
     finally:

@@ -1,6 +1,7 @@
 """A file that was exported from a checkpoint is read back as that checkpoint."""
 
 import json
+import os
 from collections import Counter
 
 import numpy as np
@@ -233,6 +234,28 @@ def test_other_files_are_named(files, tmp_path, monkeypatch):
     (out / "mine").touch()
     with pytest.raises(UserError, match="is there already"):
         convert.convert(files["llama"], out)
+
+
+def test_a_name_that_is_not_utf8_is_named(files, tmp_path):
+    path = tmp_path / os.fsdecode(b"na\xefve.gguf")
+    try:
+        path.symlink_to(files["llama"])
+    except OSError:
+        pytest.skip("this file system holds only names in UTF-8")
+    with pytest.raises(UserError, match=r"na.xefve.*a name in this path is not UTF-8: rename it"):
+        convert.convert(path, tmp_path / "out")
+
+
+def test_weights_that_are_no_numbers_are_told_of_the_file(files, tmp_path):
+    path = tmp_path / "model.gguf"
+    content = bytearray(files["llama"].read_bytes())
+    header = open_contents(files["llama"]).headers[0]
+    (norm,) = [each for each in header.tensors if each.name == "output_norm.weight"]
+    at = header.data_offset + norm.offset
+    content[at : at + 4] = np.float32(np.nan).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"^model.gguf: tensor model.norm.weight holds 1 values that are no finite"):
+        convert.convert(path, tmp_path / "out")
 
 
 def test_texts_use_the_vocabulary(files):
