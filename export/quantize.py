@@ -93,7 +93,7 @@ def fallback_warning(file_type: str, fallbacks: list[Fallback]) -> str:
     return (
         f"{file_type}: {len(fallbacks)} matrices have rows that are not multiples of {GGML_TYPES[wanted][1]}, which "
         f"{wanted} needs; llama.cpp stores them larger (and those that the mixture raises, larger still): {listed}. "
-        "The file will hold more bits per weight than its name says"
+        "The file will hold more bits per weight than its name says; quant=auto:4.5 keeps to 4.5, with types that fit"
     )
 
 

@@ -48,6 +48,7 @@ def test_predicted_fallbacks_are_llama_cpps_own(narrow, tmp_path, kind):
     assert len(same) >= 10
     assert all("attn_v" in name or "ffn_down" in name or "token_embd" in name for name in raised)
     warning = fallback_warning(kind, predicted)
+    assert warning.endswith("quant=auto:4.5 keeps to 4.5, with types that fit")
     assert "blk.*.ffn_down.weight (rows of 320)" in warning
     assert "\n" not in warning
 
