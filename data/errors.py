@@ -1,8 +1,10 @@
-"""Errors that the user can correct, each with a message of one line.
+"""Errors that the user can correct, each with a message of one line, and what else is told in one line.
 
 They are in the lowest room so that every room can raise them.
 """
 
+import functools
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -47,3 +49,19 @@ def nearest(name: str, options: Iterable[str], n: int = 3, *, at_least: float = 
     if not close:
         return ""
     return "did you mean " + " or ".join(repr(by_lower[match]) for match in close) + "?"
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    """Print a line, once in a process."""
+    print(line, flush=True)
+
+
+def not_utf8(path: object) -> str | None:
+    """What is said of a path with a name that is not UTF-8, which can be neither printed nor written into a record;
+    None for any other."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return f"{os.fsencode(str(path))!r}: a name in this path is not UTF-8"
+    return None

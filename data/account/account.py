@@ -6,7 +6,7 @@ Small text is counted. Larger text is sampled, and the counts are called estimat
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from slm.data.account.listing import Listing, list_files
 from slm.data.bad_records import TALLY
@@ -80,8 +80,8 @@ class Account:
     languages: dict[str, int] = field(default_factory=dict)
     """Documents taken by language, the most frequent first; empty until ``find_languages``."""
     _is_chat: bool = False
-    _last_only: bool = False
-    """Whether only the last answers are learned (``data.train_on``)."""
+    _train_on: Literal["all", "last"] = "all"
+    """``data.train_on``."""
 
     @property
     def removed(self) -> int:
@@ -170,7 +170,7 @@ def account(plan: Plan, *, limit: int | None = None) -> Account | None:
         examples=dict(contents.examples),
         exact=contents.share == 1.0,
         _is_chat=plan.source.is_chat,
-        _last_only=plan.source.train_on == "last",
+        _train_on=plan.source.train_on,
     )
     _name_those_without_text(found, plan)
     for hashed, document in contents.documents.items():
@@ -300,7 +300,7 @@ def count_tokens(found: Account, tokenizer: Tokenizer, *, seq_len: int, pairs: b
         found.tokens = 0
         return
     if found._is_chat:
-        _count_conversations(found, chosen, ChatEncoder(tokenizer, last_only=found._last_only), seq_len, pairs)
+        _count_conversations(found, chosen, ChatEncoder(tokenizer, train_on=found._train_on), seq_len, pairs)
         return
     encode = make_encode(tokenizer)
     sizes = sum(len(text.encode("utf-8", "replace")) for text in chosen)

@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -90,8 +90,8 @@ def template_fault(tokenizer: Tokenizer) -> str | None:
 class ChatEncoder:
     """Conversations as token ids. UserError at construction for a tokenizer without a valid chat template."""
 
-    def __init__(self, tokenizer: Tokenizer, *, last_only: bool = False) -> None:
-        """``last_only``: no answers are scored but those after the user's last message (``data.train_on=last``)."""
+    def __init__(self, tokenizer: Tokenizer, *, train_on: Literal["all", "last"] = "all") -> None:
+        """``train_on``: ``last`` scores no answers but those after the user's last message (``data.train_on``)."""
         text = own_template(tokenizer)
         if text is None:
             raise UserError(f"{tokenizer.name} has no chat template: tune a model on conversations first")
@@ -100,7 +100,7 @@ class ChatEncoder:
         """Answers so far with reasoning that the template does not write."""
         self.rewritten = 0
         """Answers so far that are not learned, since the template writes them otherwise than where it asks for them."""
-        self._tokenizer, self._last_only = tokenizer, last_only
+        self._tokenizer, self._train_on = tokenizer, train_on
         self._parts = PartEncoder(tokenizer)
         self.template = ChatTemplate(
             text,
@@ -114,7 +114,7 @@ class ChatEncoder:
     def conversation(self, document: str) -> tuple[np.ndarray, np.ndarray, Rendered]:
         """Ids and what is scored of a conversation (``formats.to_document``). Raises TemplateRefusesError."""
         conversation = from_document(document)
-        if self._last_only:
+        if self._train_on == "last":
             conversation = conversation | {"messages": _last_answers(conversation["messages"])}
         rendered = self.template.render(conversation)
         self.without_reasoning += rendered.without_reasoning

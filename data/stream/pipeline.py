@@ -111,7 +111,7 @@ def open_pipeline(
         if pairs:
             return Pairs(documents, ChatEncoder(tokenizer), seq_len=seq_len)
         if plan.source.is_chat:
-            encoder = ChatEncoder(tokenizer, last_only=plan.source.train_on == "last")
+            encoder = ChatEncoder(tokenizer, train_on=plan.source.train_on)
             return Conversations(documents, encoder, seq_len=seq_len)
         text = Tokenized(documents, encode, eot_id=tokenizer.eot_id, begins=tokenizer.begins)
         if not chats:

@@ -1,7 +1,6 @@
 """From a configuration or a path to a tokenizer: every kind is first converted to the same files."""
 
 import codecs
-import functools
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.data.config import TokenizerConfig
-from slm.data.errors import UnreachableError, UserError
+from slm.data.errors import UnreachableError, UserError, say_once
 from slm.data.tokenizers.tokenizer import EOT, Tokenizer, token_first, tokenizer_config
 
 # Files of a model directory next to tokenizer.json. They are kept and saved unchanged.
@@ -68,17 +67,11 @@ def _read(path: Path) -> bytes:
     drops = _DROPOUT.search(content) if path.suffix == ".json" else None
     if drops is None or not float(drops[1]):
         return content
-    _say(
+    say_once(
         f"note: {path} leaves out merges at random (dropout={drops[1].decode()}), so that a text has other ids each "
         "time: it is read without that"
     )
     return content[: drops.start(1)] + b"null" + content[drops.end(1) :]
-
-
-@functools.cache
-def _say(line: str) -> None:
-    """Print a line, once in a process."""
-    print(line, flush=True)
 
 
 def _of_sentencepiece_model(directory: Path, *, eot_token: str) -> Tokenizer:

@@ -6,7 +6,6 @@ Tested in tests/slm/from_gguf/test_convert.py.
 """
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from slm.data.errors import UserError
+from slm.data.errors import UserError, not_utf8
 from slm.from_gguf.stores import PART
 from slm.llama.blocks.codec import dequantize, row_bytes
 from slm.llama.gguf_check import GgufHeader, GgufTensor, read_arrays, read_header
@@ -103,10 +102,8 @@ def open_contents(path: Path) -> Contents:
 
     UserError for a damaged file, a missing part, and a file that holds no language model.
     """
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:  # it could not be printed, nor written into the checkpoint's record
-        raise UserError(f"{os.fsencode(path)!r}: a name in this path is not UTF-8: rename it") from None
+    if fault := not_utf8(path):
+        raise UserError(f"{fault}: rename it")
     parts = part_files(path)
     first, arrays = read_arrays(parts[0])
     headers = (first, *(read_header(each) for each in parts[1:]))

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from slm.data.errors import UserError, one_line
+from slm.data.errors import UserError, not_utf8, one_line, say_once
 from slm.data.wrong_download import wrong_download
 from slm.model.config import quantized_message
 from slm.model.foreign.joined import is_joined, parted
@@ -67,7 +67,7 @@ def load_weights(directory: str | Path) -> dict[str, Tensor]:
     names = plain_names(weights, str(directory))
     found = {names[name]: tensor for name, tensor in weights.items()}
     if is_joined(found):
-        _say(f"note: {directory}: its matrices that are joined are read as their parts (gate_proj and up_proj)")
+        say_once(f"note: {directory}: its matrices that are joined are read as their parts (gate_proj and up_proj)")
         return parted(found)
     return found
 
@@ -128,10 +128,8 @@ def _unreadable(path: Path, error: Exception) -> UserError:
     """A file of weights that cannot be read, with what to do."""
     if found := _wrong_download(path):
         return UserError(f"{path} {found}")
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:  # which safetensors does not open
-        return UserError(f"{os.fsencode(path)!r}: a name in this path is not UTF-8: rename the folder or the file")
+    if fault := not_utf8(path):  # which safetensors does not open
+        return UserError(f"{fault}: rename the folder or the file")
     return UserError(f"{path} cannot be read: {one_line(error, 200)}; download or save it again")
 
 
@@ -182,21 +180,24 @@ def plain_names(names: Iterable[str], where: str) -> dict[str, str]:
     found = {name: name for name in names}
     for prefix in [*_PREFIXES, *_PREFIXES]:
         if found and all(name.startswith(prefix) for name in found.values()):
-            found = {stored: name.removeprefix(prefix) for stored, name in found.items()}
-            if where:
-                _say(f"note: {where}: the names of its tensors begin with {prefix!r}, which is left out")
+            found = _without(prefix, found, where)
     if prefix := _outer(found.values()):
-        found = {stored: name.removeprefix(prefix) for stored, name in found.items()}
-        if where:
-            _say(f"note: {where}: the names of its tensors begin with {prefix!r}, which is left out")
+        found = _without(prefix, found, where)
     found = {stored: name.replace(_WRAPPED, ".") for stored, name in found.items()}
     if found and all(name.startswith(_INNER) or name == HEAD for name in found.values()):
         found = {stored: name.replace(_INNER, "model.", 1) for stored, name in found.items()}
         if where:
-            _say(f"note: {where}: the names of its tensors begin with {_INNER!r}, which is read as 'model.'")
+            say_once(f"note: {where}: the names of its tensors begin with {_INNER!r}, which is read as 'model.'")
     if "embed_tokens.weight" in found.values():  # the model was saved without its head, and without its outer name
         found = {stored: name if name == HEAD else f"model.{name}" for stored, name in found.items()}
     return found
+
+
+def _without(prefix: str, names: dict[str, str], where: str) -> dict[str, str]:
+    """The names, by the names as stored, without a prefix that all of them have."""
+    if where:
+        say_once(f"note: {where}: the names of its tensors begin with {prefix!r}, which is left out")
+    return {stored: name.removeprefix(prefix) for stored, name in names.items()}
 
 
 def _outer(names: Iterable[str]) -> str:
@@ -208,15 +209,9 @@ def _outer(names: Iterable[str]) -> str:
     return prefix if all(name.startswith(prefix) for name in found) else ""
 
 
-@functools.cache
-def _say(line: str) -> None:
-    """Print a line, once in a process."""
-    print(line, flush=True)
-
-
 def note_own_head(directory: str | Path) -> None:
     """One line about a head that the configuration does not know of."""
-    _say(
+    say_once(
         f"note: {directory}: config.json says that the head is the embedding (tie_word_embeddings), and the file holds "
         "an untied head: the model is read as untied"
     )

@@ -96,7 +96,7 @@ def count(
         name = plan.source.label
         while name in counted:
             name += "'"
-        encoder = ChatEncoder(tokenizer, last_only=plan.source.train_on == "last")
+        encoder = ChatEncoder(tokenizer, train_on=plan.source.train_on)
         counted[name] = _count(plan, encoder, seq_len, max_docs, max_mb, seed)
     return counted
 

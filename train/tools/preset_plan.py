@@ -50,6 +50,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
                 f"budget={config.budget} is too short for a step of {train.tokens_per_step:,} tokens: starting takes "
                 f"{STARTING_SECONDS:g} s, and this model about {speed:,.0f} tokens/s"
             )
+    steps = tokens // train.tokens_per_step
     known = min(BYTES_PER_TOKEN, key=lambda each: abs(each - shape.vocab_size))
     n_matrix, n_bytes = shape.n_layer_matrix_params, tokens * BYTES_PER_TOKEN[known]
     law = fitted([*records.load(), *records.load_own()])
@@ -60,7 +61,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         "tokens_per_s": speed,
         "budget_s": seconds,
         "predicted_tokens": tokens,
-        "predicted_steps": tokens // train.tokens_per_step,
+        "predicted_steps": steps,
         "bits_per_byte": value,
         "bits_per_byte_low": low,
         "bits_per_byte_high": high,
@@ -74,7 +75,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         [f"time at {speed:,.0f} tokens/s ({how}), everything included", duration(seconds)],
         [
             f"training tokens in that time, and steps of {train.tokens_per_step:,}",
-            f"{tokens:,} ({tokens // train.tokens_per_step:,} steps)",
+            f"{tokens:,} ({steps:,} steps)",
         ],
         [
             "bits per byte at the end, on text like English books",

@@ -73,8 +73,7 @@ def look(data: DataConfig, directory: Path, *, longest: int, seed: int, pairs: b
     findings = chat_files.inspect(paths, stop=not sources[0].skips_bad, columns=sources[0].column_pairs)
     if not findings.complete:
         return findings.line(pairs=pairs)
-    last_only = sources[0].train_on == "last"
-    encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0], last_only=last_only)
+    encoder = ChatEncoder(chat_setup(load_tokenizer(directory), data)[0], train_on=sources[0].train_on)
     (plan,) = make_plans(data if data.val_files else replace(data, val_fraction=0.0), "train")
     apart = _hashes(data, seed) if data.val_files else None
     lengths: list[int] = []

@@ -77,7 +77,7 @@ def test_of_the_last_answers_alone_only_these_are_scored(base):
 
     def learned(*turns: tuple[str, str]) -> list[str]:
         document = to_document({"messages": [{"role": role, "content": said} for role, said in turns]})
-        rendered = ChatEncoder(made, last_only=True).conversation(document)[2]
+        rendered = ChatEncoder(made, train_on="last").conversation(document)[2]
         return [rendered.text[start:end].removesuffix("<|im_end|>") for start, end in rendered.scored]
 
     first = [("user", "Who?"), ("assistant", "Leo."), ("user", "And who?")]
