@@ -346,6 +346,10 @@ class DataConfig(SourceConfig):
         return [SourceConfig(**{f.name: getattr(self, f.name) for f in fields(SourceConfig)})]
 
 
+TRAINED = ("bpe", "sentencepiece", "unigram")
+"""Kinds of tokenizers that are trained on a run's own text."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """Which tokenizer a run uses, and how one of kind ``bpe``, ``sentencepiece`` or ``unigram`` is trained."""
@@ -375,7 +379,7 @@ class TokenizerConfig:
     @property
     def trained(self) -> bool:
         """Whether it is trained on the run's own text."""
-        return self.kind in ("bpe", "sentencepiece", "unigram")
+        return self.kind in TRAINED
 
     def __post_init__(self) -> None:
         if self.kind == "bpe" and self.vocab_size < 257:

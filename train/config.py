@@ -170,6 +170,8 @@ class TrainConfig:
     eval_every: int = 250
     eval_blocks: int = 64
     """Validation sequences of seq_len tokens."""
+    eval_last_blocks: int | None = None
+    """Sequences of the validation at the end of the run, the usual ones and others; None: ``eval_blocks``."""
     checkpoint_every: int = 500
     """Optimizer steps; a checkpoint is due after some minutes without one, too (``loop/saving.py``)."""
     keep_last: int = 3
@@ -225,6 +227,11 @@ class TrainConfig:
         for name in ("workers", "threads", "patience", "sampled_softmax"):
             if getattr(self, name) < 0:
                 raise UserError(f"train.{name} must not be negative, not {getattr(self, name)}")
+        if self.eval_last_blocks is not None and self.eval_last_blocks < self.eval_blocks:
+            raise UserError(
+                f"train.eval_last_blocks={self.eval_last_blocks} must be null, or at least "
+                f"train.eval_blocks={self.eval_blocks}"
+            )
         if self.pack_tokens is not None and not 1 <= self.pack_tokens <= self.seq_len:
             raise UserError(
                 f"train.pack_tokens={self.pack_tokens} must be from 1 to train.seq_len={self.seq_len}, for example "

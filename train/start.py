@@ -200,7 +200,9 @@ def _parts(
         text=text,
         backend=backend,
         objective=objective,
-        validator=Validator(data.validation_blocks, tokenizer, model.config.vocab_size, train.micro_batch, objective),
+        validator=Validator(
+            data.held_out, tokenizer, model.config.vocab_size, train.micro_batch, objective, train.eval_blocks
+        ),
         kept_blocks=data.kept_blocks,
         state=state,
         log=log,

@@ -7,7 +7,7 @@ import pickle
 import signal
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -453,6 +453,17 @@ def _evenly(blocks: list[np.ndarray], most: int) -> np.ndarray:
     return np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """The text that validations score."""
+
+    blocks: np.ndarray
+    """int32 [N, seq_len + 1]."""
+    counts: np.ndarray | None = None
+    """int64 [V]: how often each token is a target in all blocks that these stand for; None where they stand for
+    themselves."""
+
+
 def validation_blocks(
     config: DataConfig,
     tokenizer: Tokenizer,
@@ -463,6 +474,20 @@ def validation_blocks(
     pairs: bool = False,
     position: dict[str, Any] | None = None,
 ) -> np.ndarray:
+    """The blocks of ``validation_text``."""
+    return validation_text(config, tokenizer, seq_len, max_blocks, seed, pairs=pairs, position=position).blocks
+
+
+def validation_text(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    seq_len: int,
+    max_blocks: int,
+    seed: int,
+    *,
+    pairs: bool = False,
+    position: dict[str, Any] | None = None,
+) -> HeldOut:
     """At most ``max_blocks`` blocks of the validation split, ``np.int32[n, seq_len + 1]``.
 
     ``position``: that of a loader of the run that resumes, which says what was held out.
@@ -498,4 +523,11 @@ def validation_blocks(
             "give more text or data.val_files=[...], raise data.val_fraction, or lower the sequence length"
         )
     chosen = _evenly(blocks, max_blocks)
-    return chosen[:, : _used(chosen)] if any(plan.source.is_chat for plan in plans) else chosen
+    if any(plan.source.is_chat for plan in plans):
+        return HeldOut(chosen[:, : _used(chosen)])
+    if len(chosen) == len(blocks) or spread == 1:
+        return HeldOut(chosen)
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for block in blocks:
+        counts += np.bincount(marks.ids_of(block[1:]), minlength=len(counts))
+    return HeldOut(chosen, counts)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from slm.data.stream.loader import HeldOut
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
 from slm.train.backend import LOSS_ROWS, AutogradBackend, fallback_line
@@ -46,11 +47,48 @@ class Shapes(AutogradBackend):
 def test_the_text_that_is_scored_does_not_depend_on_the_micro_batch(micro_batch):
     """And all batches have one shape, for which a compiled step is made."""
     held_out, backend = blocks(10, 16), Shapes(new_model(), PLAIN)
-    found = Validator(held_out, base_tokenizer(), VOCAB, micro_batch)(backend)
-    whole = Validator(held_out, base_tokenizer(), VOCAB, 10)(backend)
+    found = Validator(HeldOut(held_out), base_tokenizer(), VOCAB, micro_batch)(backend)
+    whole = Validator(HeldOut(held_out), base_tokenizer(), VOCAB, 10)(backend)
     assert (found.tokens, found.loss) == (160, pytest.approx(whole.loss, rel=1e-6))
     assert found.bits_per_byte == pytest.approx(whole.bits_per_byte, rel=1e-6)
     assert set(backend.seen[:-1]) == {min(micro_batch, 10)}
+
+
+def test_the_last_validation_scores_more_and_tells_the_loss_of_the_usual_blocks():
+    held_out, backend = HeldOut(blocks(10, 16)), AutogradBackend(new_model(), PLAIN)
+    mine = Validator(held_out, base_tokenizer(), VOCAB, 3, usual=4)
+    usual, last = mine(backend), mine(backend, last=True)
+    everything = Validator(held_out, base_tokenizer(), VOCAB, 3)(backend)
+    assert (usual.tokens, last.tokens) == (64, 160)
+    assert usual.usual_loss is None
+    assert last.usual_loss == pytest.approx(usual.loss, rel=1e-6)
+    assert last.loss == pytest.approx(everything.loss, rel=1e-6)
+    assert last.loss != pytest.approx(usual.loss, rel=1e-3)
+
+
+class SavesAThird(AutogradBackend):
+    """A model that spends two thirds of what a unigram model of ``counts`` spends, and a little that differs."""
+
+    def __init__(self, counts: np.ndarray) -> None:
+        super().__init__(new_model(), PLAIN)
+        self._nats = torch.from_numpy(-np.log((counts + 0.5) / (counts + 0.5).sum()))
+
+    def losses(self, ids_BT, targets_BT, starts_BT=None):
+        return self._nats[targets_BT] * 2 / 3 + 0.01 * ids_BT / VOCAB
+
+
+def test_a_sample_is_scored_as_the_text_that_it_stands_for():
+    """Half of the text is one frequent token, and a sample has more or less of that."""
+    tokenizer, ids = base_tokenizer(), np.random.default_rng(0).integers(0, 300, (40, 17))
+    ids[:20] = tokenizer.encode("e")[0]
+    counts = np.bincount(ids[:, 1:].ravel(), minlength=tokenizer.vocab_size)
+    backend = SavesAThird(counts)
+    whole = Validator(HeldOut(ids), tokenizer, tokenizer.vocab_size, 8)(backend).bits_per_byte
+    for rows in (slice(10, 40), slice(0, 25), slice(22, 40)):
+        sample = Validator(HeldOut(ids[rows], counts), tokenizer, tokenizer.vocab_size, 8)(backend).bits_per_byte
+        alone = Validator(HeldOut(ids[rows]), tokenizer, tokenizer.vocab_size, 8)(backend).bits_per_byte
+        assert sample == pytest.approx(whole, rel=0.01)
+        assert alone != pytest.approx(whole, rel=0.05)
 
 
 class Largest(TorchDispatchMode):

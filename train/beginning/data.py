@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from slm.data.errors import UserError
-from slm.data.stream.loader import Loader, at_saved_commits, calibration_blocks, validation_blocks
+from slm.data.stream.loader import HeldOut, Loader, at_saved_commits, calibration_blocks, validation_text
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.train.components.head_calibration import blocks_needed
 from slm.train.config import RESHARD, RunConfig
@@ -27,8 +27,8 @@ class RunData:
 
     loader: Loader
     """The training batches, from where the run resumes."""
-    validation_blocks: np.ndarray
-    """Blocks [N, seq_len + 1]."""
+    held_out: HeldOut
+    """What validations score."""
     kept_blocks: np.ndarray
     """Those of training text that is kept for the calibration of the head; none where it is not calibrated."""
 
@@ -52,18 +52,18 @@ def open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Resu
     position = own_loader_state(ranks, point.state, reshard=config.resume == RESHARD) if point.checkpoint else None
     saved = point.state.get("config", {}).get("data", {})
     data = at_saved_commits(config.data, point.state.get("loader"), began_with=saved.get("revision") or "")
-    blocks_NT1 = ranks.broadcast_from_main(
-        lambda: validation_blocks(
+    held_out = ranks.broadcast_from_main(
+        lambda: validation_text(
             data,
             tokenizer,
             train.seq_len,
-            train.eval_blocks,
+            train.eval_last_blocks or train.eval_blocks,
             train.seed,
             pairs=config.preference.on,
             position=point.state.get("loader"),
         )
     )
-    if len(blocks_NT1) == 0:
+    if len(held_out.blocks) == 0:
         raise UserError(
             f"the validation text is shorter than one sequence of {train.seq_len} tokens: "
             "give more text, a larger data.val_fraction, data.val_files=[...], or a smaller train.seq_len"
@@ -96,4 +96,4 @@ def open_data(config: RunConfig, tokenizer: Tokenizer, ranks: Ranks, point: Resu
     )
     if position is not None:
         loader.load_state_dict(position)
-    return RunData(loader=loader, validation_blocks=blocks_NT1, kept_blocks=kept_NT1)
+    return RunData(loader=loader, held_out=held_out, kept_blocks=kept_NT1)

@@ -77,6 +77,11 @@ VALIDATIONS = 6
 """Validations during a run."""
 VALIDATION_SHARE = 0.03
 """Share of the time for all validations together."""
+LAST_VALIDATION = 6
+"""The last validation scores this many times as much as one on the way. It says what the model has become, where the
+others only need to be compared with each other."""
+VALIDATED_TOKENS = (8_192, 131_072)
+"""Fewest and most tokens of a validation on the way; the last one may have twice the most."""
 OVERHEAD = 0.03
 """Share of the time for data, records, samples and checkpoints."""
 STARTING_SECONDS = 6.0
@@ -185,9 +190,20 @@ class Candidate:
 
     @property
     def validation_blocks(self) -> int:
-        """Sequences per validation, as many as fit ``VALIDATION_SHARE`` of the time, up to 131K tokens."""
-        share = VALIDATION_SHARE / (VALIDATIONS + 1) / self.model.validation_share(self.seq_len, self.sampled_softmax)
-        return round(min(131_072, max(8_192, share * self.tokens)) / self.seq_len)
+        """Sequences per validation on the way, as many as fit ``VALIDATION_SHARE`` of the time."""
+        return round(self._validated_tokens() / self.seq_len)
+
+    @property
+    def last_validation_blocks(self) -> int:
+        """Sequences of the last validation."""
+        most = 2 * VALIDATED_TOKENS[1]
+        return round(min(most, LAST_VALIDATION * self._validated_tokens()) / self.seq_len)
+
+    def _validated_tokens(self) -> float:
+        least, most = VALIDATED_TOKENS
+        share = VALIDATION_SHARE / (VALIDATIONS + LAST_VALIDATION)
+        share /= self.model.validation_share(self.seq_len, self.sampled_softmax)
+        return min(most, max(least, share * self.tokens))
 
 
 def candidates(
@@ -320,7 +336,7 @@ def make(
 
     last = run(n_bytes)
     alone = law.predict(*last)
-    factor, blur = text_factor(corpus.difficulty)
+    factor, blur = text_factor(corpus.level, last[1])
     if born_again:
         factor *= taught(alone, law.predict(*run(n_bytes * (1 / last_share - 1)))) / alone
     last_epochs = text_read(n_bytes, bag=bag, share=share) / corpus.bytes

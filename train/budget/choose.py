@@ -7,7 +7,7 @@ Tested in tests/train/budget/test_choose.py.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from slm.train.config import OptimConfig, RunConfig
 from slm.train.phases import bag_of, short_of
 from slm.train.predict import records
 from slm.train.predict.law import DEEP_LR, LossLaw, fitted, learns_slower
+from slm.train.predict.ngram import Level
 from slm.train.resolve import Chosen, given_value, model_shape, with_corpus_tokenizer, with_run_directory
 
 SPARE_STEPS = 4
@@ -99,7 +100,7 @@ def choose(argv: list[str], seconds: float) -> Chosen:
     chosen = choice.best(found)
     show(chosen, choice.menu(found), basis, seconds)
     found_words = words(chosen, argv)
-    return Chosen(found_words, facts(chosen, found_words))
+    return Chosen(found_words, facts(chosen, found_words, basis.corpus.level))
 
 
 def compose(argv: list[str]) -> RunConfig:
@@ -186,6 +187,7 @@ def words(chosen: Candidate, argv: list[str]) -> list[str]:
         "train.sampled_softmax": chosen.sampled_softmax,
         "train.eval_every": every,
         "train.eval_blocks": chosen.validation_blocks,
+        "train.eval_last_blocks": chosen.last_validation_blocks,
         "train.checkpoint_every": every,
     }
     if chosen.born_again:
@@ -240,7 +242,7 @@ def decays(chosen: Candidate, optim: OptimConfig) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in found.items()}
 
 
-def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
+def facts(chosen: Candidate, chosen_words: list[str], level: Level) -> dict[str, Any]:
     """What the run's ``config.yaml`` keeps of the choice."""
     return {
         "n_params": chosen.model.n_params,
@@ -253,6 +255,7 @@ def facts(chosen: Candidate, chosen_words: list[str]) -> dict[str, Any]:
             "tokens": chosen.tokens,
             "tokens_per_s": round(chosen.tokens_per_s, 1),
             "epochs": round(chosen.epochs, 3),
+            "level": {name: round(value, 4) for name, value in asdict(level).items()},
         },
         CHOSEN_WORDS: chosen_words,
     }
@@ -323,6 +326,6 @@ def reason(chosen: Candidate, sizes: list[Candidate], basis: Basis) -> str:
         )
     elif chosen.epochs > 4 and not chosen.born_again:
         text += f"; the text is read {chosen.epochs:.0f} times: more text would help more than more time"
-    if not math.isclose(basis.corpus.difficulty, 1.0, abs_tol=0.15):
+    if not math.isclose(basis.corpus.level.remembering, 1.0, abs_tol=0.15):
         text += "; this text is unlike the books that the law was fitted to, so the level is uncertain"
     return text

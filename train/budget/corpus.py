@@ -45,8 +45,8 @@ class CorpusSize:
     """Whether all of the text was read, not a sample."""
     bytes_per_token: dict[int, float]
     """Bytes per token by vocabulary size, for the sizes that the text is large enough for."""
-    difficulty: float
-    """Bits per byte of an n-gram model on the text, relative to the law's English books (``ngram.difficulty``)."""
+    level: ngram.Level
+    """How predictable the text is, relative to the law's English books."""
 
 
 def count(data: DataConfig, seed: int, vocabularies: Sequence[int] = VOCABULARIES) -> CorpusSize:
@@ -55,7 +55,8 @@ def count(data: DataConfig, seed: int, vocabularies: Sequence[int] = VOCABULARIE
     sizes, whole = zip(*map(_size, plans), strict=True)
     total, exact = _together(sizes, [plan.source.weight for plan in plans]), all(whole)
     sample = "\n\n".join(sample_documents(data, "train", SAMPLE_BYTES, seed, SAMPLE_BYTES // 8))
-    return CorpusSize(total, exact, bytes_per_token(sample, vocabularies, total), ngram.difficulty(sample))
+    excerpts = list(sample_documents(data, "train", SAMPLE_BYTES, seed, ngram.EXCERPT))
+    return CorpusSize(total, exact, bytes_per_token(sample, vocabularies, total), ngram.level(excerpts))
 
 
 def _together(sizes: Sequence[float], weights: Sequence[float]) -> float:

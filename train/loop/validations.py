@@ -29,7 +29,8 @@ class Validations:
             for each in self._components:
                 shown.enter_context(each.shown())
             self._score()
-        self.expect_closing(self._run.state.clock() - began)
+        validator = self._run.validator
+        self.expect_closing((self._run.state.clock() - began) * len(validator.blocks) / validator.usual)
 
     def expect_closing(self, validation_seconds: float) -> None:
         """Note how long the end of the run will take, where that counts: a validation, what components do then, a save,
@@ -48,7 +49,9 @@ class Validations:
         run = self._run
         try:
             with run.log.doing("a validation"):
-                result = run.validator(run.backend, run.sync.signal_received, run.ranks, run.log.done)
+                result = run.validator(
+                    run.backend, run.sync.signal_received, run.ranks, run.log.done, last=run.fraction_done() >= 1
+                )
         except Exception:
             if not run.interrupt:  # Ctrl-C in a terminal also reaches a compiler that validation waits for
                 raise
@@ -61,8 +64,11 @@ class Validations:
             "tokens": run.state.tokens,
             "val_loss": result.loss,
             "val_bits_per_byte": result.bits_per_byte,
+            "val_tokens": result.tokens,
             **{f"val_{name}": value for name, value in result.figures.items()},
         }
+        if result.usual_loss is not None:
+            record["val_usual_loss"] = result.usual_loss
         improved = run.state.validated(record)
         for each in self._components:
             each.validated(improved=improved)

@@ -14,6 +14,7 @@ from typing import Any
 
 from slm.data.errors import UserError
 from slm.data.storage import atomic_write_text, cache_home
+from slm.train.predict.ngram import Level
 
 SHIPPED = Path(__file__).with_name("records.csv")
 
@@ -38,10 +39,16 @@ class Record:
     tokens_per_step: int
     bits_per_byte: float
     """Bits per byte of held-out text, in windows of the run's sequence length."""
-    difficulty: float = 1.0
-    """Bits per byte of an n-gram model on the text, relative to the English books (``ngram.difficulty``)."""
+    remembering: float = 1.0
+    forgetting: float = 1.0
+    """The text's ``level``; 1 for the English books."""
     source: str = ""
     """Machine and day."""
+
+    @property
+    def level(self) -> Level:
+        """How predictable the text is."""
+        return Level(self.remembering, self.forgetting)
 
 
 def own_file() -> Path:
@@ -53,11 +60,19 @@ def read(path: Path) -> list[Record]:
     """The records of a file. UserError where it cannot be read."""
     try:
         rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-        return [Record(**{f.name: _value(f.type, row[f.name]) for f in fields(Record)}) for row in rows]
+        return [Record(**{f.name: _value(f.type, row[f.name]) for f in fields(Record)}) for row in map(_current, rows)]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} holds no records of runs ({error}): remove it, or copy its columns from {SHIPPED}"
         ) from error
+
+
+def _current(row: dict[str, str]) -> dict[str, str]:
+    """A row as it is written now. Earlier versions knew one figure of a text, which says less of other text than books:
+    it counts as both."""
+    if "difficulty" in row and "remembering" not in row:
+        return row | {"remembering": row["difficulty"], "forgetting": row["difficulty"]}
+    return row
 
 
 def _value(kind: Any, text: str) -> Any:

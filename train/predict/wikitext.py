@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from slm.data.config import DataConfig
 from slm.data.sources.wikitext import BYTES
+from slm.train.predict.ngram import Level
 
 WORDS, LINES = 241_211, 4_358
 """Words between blanks and ends of line of WikiText-103's raw test text."""
 BYTES_PER_WORD = BYTES / (WORDS + LINES)
-DIFFICULTY = {"wikitext": 0.912, "wikipedia_stories": 0.99}
-"""``ngram.difficulty`` of the articles, by the name of the data: WikiText's raw test text, and plain ones."""
+LEVELS = {"wikitext": Level(0.992, 1.074), "wikipedia_stories": Level(1.069, 1.133)}
+"""``ngram.level`` of the articles, by the name of the data: WikiText's raw test text, and plain ones."""
 OTHER_FORM, FORM_ERROR = 1.31, 0.06
 """Bits per byte of WikiText's raw test text relative to held-out plain articles for a model that has read plain
 articles alone, and its relative error (one standard deviation). WikiText's words and marks stand apart, as in
@@ -27,7 +28,7 @@ articles alone, and its relative error (one standard deviation). WikiText's word
 
 def can_say(data: DataConfig) -> bool:
     """Whether the text that is trained on is of WikiText's kind."""
-    return data.name in DIFFICULTY
+    return data.name in LEVELS
 
 
 def word_perplexity(bits_per_byte: float) -> float:

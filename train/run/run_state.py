@@ -52,15 +52,15 @@ class RunState:
     def validated(self, record: dict[str, Any]) -> bool:
         """Remember the record of a validation. Returns whether its loss is the lowest so far."""
         self.validation = record
-        improved = record["val_loss"] < self.best_loss
-        self.best_loss = min(self.best_loss, record["val_loss"])
+        loss = comparable_loss(record)
+        improved = loss < self.best_loss
+        self.best_loss = min(self.best_loss, loss)
         return improved
 
     @property
     def risen(self) -> bool:
         """Whether the last validation loss lies clearly above the lowest one."""
-        last = self.validation.get("val_loss")
-        return last is not None and last > self.best_loss * (1 + RISEN)
+        return bool(self.validation) and comparable_loss(self.validation) > self.best_loss * (1 + RISEN)
 
     def fraction_done(self, elapsed: float) -> float:
         """The share of the run that is done after ``elapsed`` seconds: by steps or, where that is more, by time."""
@@ -106,6 +106,12 @@ class RunState:
         self.validation = state["validation"]
         self.best_loss = math.inf if state["best_loss"] is None else state["best_loss"]
         self.window = MetricsWindow(state.get("window"))
+
+
+def comparable_loss(record: dict[str, Any]) -> float:
+    """The validation loss on the sequences that every validation scores; the last one may score more."""
+    loss: float = record.get("val_usual_loss", record["val_loss"])
+    return loss
 
 
 def limit_seconds(config: TrainConfig, setup: float, closing: float) -> float:

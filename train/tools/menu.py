@@ -66,7 +66,8 @@ def show_menu(argv: list[str], seconds: float, options: PlanOptions) -> int:
     print("  " + reason(chosen, sizes, basis))
     if wikitext.can_say(base.data):
         # The level of the articles: the mixture holds stories, too.
-        level = text_factor(wikitext.DIFFICULTY[base.data.name])[0] / text_factor(basis.corpus.difficulty)[0]
+        articles, mixture = wikitext.LEVELS[base.data.name], basis.corpus.level
+        level = text_factor(articles, chosen.bytes)[0] / text_factor(mixture, chosen.bytes)[0]
         ends = [level * each for each in (chosen.low, chosen.bits_per_byte, chosen.high)]
         low, at, high = wikitext.of_run(base.data, ends)
         print(f"  WikiText-103 perplexity per word: {at:,.0f} ({low:,.0f} to {high:,.0f}: two runs of three)")

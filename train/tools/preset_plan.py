@@ -85,7 +85,7 @@ def predicted(config: PlanConfig, shape: ModelConfig, tokens: int) -> tuple[dict
         ["Q4_K_M file, MB", f"{size / 1e6:,.1f}"],
     ]
     if wikitext.can_say(config.data):
-        factor, blur = text_factor(wikitext.DIFFICULTY[config.data.name])
+        factor, blur = text_factor(wikitext.LEVELS[config.data.name], n_bytes)
         ends = (low * factor / (1 + blur), value * factor, high * factor * (1 + blur))
         found |= dict(zip((f"articles_bits_per_byte{end}" for end in ENDS), ends, strict=True))
         text = "bits per byte at the end, on held-out articles of Wikipedia"

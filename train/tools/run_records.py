@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slm.configuration import build
+from slm.data.config import TRAINED
 from slm.data.errors import UserError
 from slm.machine.record import cpu_name
 from slm.model.config import ModelConfig
@@ -61,9 +62,10 @@ def record_of(root: Path) -> Record:
     chosen["conv_layers"] = tuple(run.setting("model.conv_layers") or ())
     train = {name: int(run.setting(f"train.{name}")) for name in ("seq_len", "micro_batch", "grad_accum")}
     model = ModelConfig(**chosen, vocab_size=1, seq_len=train["seq_len"])
-    sample = root / VALIDATION
-    text = sample.read_text(encoding="utf-8") if sample.is_file() else ""
     vocab_size = int(run.setting("tokenizer.vocab_size") or 0)
+    if run.setting("tokenizer.kind") not in TRAINED:  # the setting is of a tokenizer that the run trains
+        vocab_size = run.model_facts().get("vocab_size", vocab_size)
+    level = _level(root, predicted)
     sampled = int(run.setting("train.sampled_softmax") or 0) > 0
     slow = run.setting("optim.name") == "muon" and run.setting("optim.lr") <= DEEP_LR
     worth = text_worth(
@@ -88,6 +90,15 @@ def record_of(root: Path) -> Record:
         unique_bytes=worth / epochs if epochs else math.inf,
         tokens_per_step=train["seq_len"] * train["micro_batch"] * train["grad_accum"],
         bits_per_byte=bits_per_byte,
-        difficulty=ngram.difficulty(text) if text else 1.0,
+        remembering=level.remembering,
+        forgetting=level.forgetting,
         source=cpu_name(),
     )
+
+
+def _level(root: Path, predicted: dict[str, Any]) -> ngram.Level:
+    """The level that the run's plan measured, else that of its sample of validation text."""
+    if "level" in predicted:
+        return build(ngram.Level, predicted["level"])
+    sample = root / VALIDATION
+    return ngram.level([sample.read_text(encoding="utf-8")]) if sample.is_file() else ngram.Level()

@@ -135,6 +135,11 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     from datasets import Dataset
 
     tokenizer, model = load(options)
+    if options.lora:
+        import peft
+
+        adapter = peft.LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
+        model = peft.get_peft_model(model, adapter)
     rows = load_rows(tokenizer, options.data, options.seq_len)
     held_out = load_rows(tokenizer, options.held_out, options.seq_len)
     limit = 60 * options.minutes
@@ -179,7 +184,8 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         """The learning rate as a share of its peak: up over the warm-up, then down to 0 in a straight line."""
         return min(1.0, (step + 1) / max(1, options.warmup_steps)) * max(0.0, 1 - done(step))
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, weight_decay=0.0, fused=True)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=options.lr, weight_decay=0.0, fused=True)
     config = trl.SFTConfig(
         output_dir=options.out,
         use_cpu=True,
@@ -228,6 +234,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--minutes", type=float, default=0, help="training time; scoring is not counted; 0: no limit")
     add("--max-steps", type=int, default=0, help="optimizer steps; 0: no limit")
     add("--bf16", action="store_true", help="autocast to bf16; otherwise f32")
+    add("--lora", type=int, default=0, help="rank of an adapter of all linear layers (needs peft); 0: all weights")
     add("--packing", action="store_true", help="several conversations in a sequence, best fit first")
     add("--batch", type=int, default=8, help="conversations (with --packing: sequences) in a pass")
     add("--accumulate", type=int, default=1, help="passes in an optimizer step")

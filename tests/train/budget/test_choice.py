@@ -14,11 +14,12 @@ from slm.train.budget.named_machine import named_machine
 from slm.train.budget.shapes import SHAPES, VOCABULARIES
 from slm.train.predict import records
 from slm.train.predict.law import LossLaw, calibrated, fit
+from slm.train.predict.ngram import Level
 from tests.helpers.machines import MACHINE
 
 LAW = LossLaw(floor=0.85, size=0.45, alpha=0.35, text=1.0, beta=0.4, error=0.01, span=(5e5, 5e6, 1e6, 1e7))
 TOKENS = dict(zip(VOCABULARIES, (3.0, 3.4, 3.75, 4.0, 4.2, 4.3), strict=True))
-LARGE = CorpusSize(50e9, exact=False, bytes_per_token=TOKENS, difficulty=1.0)
+LARGE = CorpusSize(50e9, exact=False, bytes_per_token=TOKENS, level=Level())
 
 
 def chosen(seconds: float, corpus: CorpusSize = LARGE, machine: Machine = MACHINE, **more) -> Candidate:

@@ -21,7 +21,7 @@ def test_small_text_is_counted_and_large_text_estimated_from_a_sample(tmp_path, 
     assert 0.7 * whole < exact.bytes < whole  # without JSON's quotes, and without what is held out
     assert 1 < exact.bytes_per_token[270] < exact.bytes_per_token[300]
     assert 32768 not in exact.bytes_per_token  # too few merges
-    assert 0.3 < exact.difficulty < 2
+    assert 0.3 < exact.level.remembering < 2
     monkeypatch.setattr(corpus, "READ_BYTES", whole // 4)
     sampled = corpus.count(data, 1, (300,))
     assert not sampled.exact

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from slm.data.errors import UserError
 from slm.data.stream import marks
+from slm.data.stream.loader import HeldOut
 from slm.kernels.fused import Fused
 from slm.model.config import ModelConfig
 from slm.model.transformer import LanguageModel
@@ -160,7 +161,7 @@ def test_held_out_pairs_have_the_same_figures_and_the_chosen_answers_their_bits(
     config = CONFIGS["dpo"]
     model, reference = model_of(1), frozen_copy(model_of(2))
     objective = objective_of(config, reference)
-    validator = Validator(BLOCKS, base_tokenizer(), 700, 3, objective)
+    validator = Validator(HeldOut(BLOCKS), base_tokenizer(), 700, 3, objective)
     with torch.no_grad():
         found = validator(backend_of("autograd", model))
         wanted = plain_loss(config, model, reference).item()

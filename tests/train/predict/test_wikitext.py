@@ -1,6 +1,8 @@
 """Perplexity per word from bits per byte, by the text's own counts."""
 
 import math
+import re
+from dataclasses import asdict
 
 import pytest
 
@@ -10,7 +12,7 @@ from slm.train.predict import ngram
 from slm.train.predict.wikitext import (
     BYTES,
     BYTES_PER_WORD,
-    DIFFICULTY,
+    LEVELS,
     LINES,
     OTHER_FORM,
     WORDS,
@@ -23,7 +25,10 @@ from slm.train.predict.wikitext import (
 def test_the_constants_are_those_of_the_text(shared_data):
     text = text_of.load(shared_data / "wikitext" / "wiki.test.raw")
     assert (len(text.encode()), len(text.split()), text.count("\n")) == (BYTES, WORDS, LINES)
-    assert pytest.approx(ngram.difficulty(text), rel=1e-2) == DIFFICULTY["wikitext"]
+    articles = re.split(r"(?m)^(?= = [^=].* = $)", text)
+    assert len(articles) == 63  # 62, and the empty line before the first
+    found = ngram.level([each[: ngram.EXCERPT] for each in articles])
+    assert asdict(found) == pytest.approx(asdict(LEVELS["wikitext"]), rel=1e-2)
 
 
 def test_a_word_is_what_papers_count():
