@@ -112,8 +112,8 @@ class Validator:
         stopped: Callable[[], bool],
         progress: Callable[[int], None],
     ) -> list[float]:
-        """Sums over the blocks ``begin`` to ``end``: nats, nats of text, its bytes, targets, a unigram model's bits, the
-        objective's figures, and whether ``stopped`` became true."""
+        """Sums over the blocks ``begin`` to ``end``: nats, nats of text, its bytes, targets, a unigram model's bits,
+        the objective's figures, and whether ``stopped`` became true."""
         nats, text_nats, n_bytes, n_tokens, unigram_bits = 0.0, 0.0, 0, 0, 0.0
         sums = dict.fromkeys(self._objective.held_out_figures, 0.0)
         interrupted = False
@@ -164,8 +164,8 @@ class Validator:
 
 
 def _unigrams(counts: np.ndarray | None, lengths: np.ndarray) -> tuple[Tensor | None, float]:
-    """A unigram model's bits for each token [V], 0 for those without bytes, and its bits per byte of the text with these
-    ``counts``."""
+    """A unigram model's bits for each token [V], 0 for those without bytes, and its bits per byte of the text with
+    these ``counts``."""
     if counts is None:
         return None, 0.0
     counts = np.where(lengths > 0, np.pad(counts, (0, len(lengths) - len(counts))), 0)
