@@ -1,0 +1,42 @@
+"""The law's level of other texts, against the runs that were made on them."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slm.train.predict import records
+from slm.train.predict.law import TEXT_ERROR, TEXT_SPAN, fit, text_factor
+from slm.train.predict.ngram import Level
+
+RUNS = records.read(Path(records.__file__).with_name("texts.csv"))
+
+
+def off(run: records.Record) -> float:
+    """The prediction's relative error."""
+    law = fit(records.load())
+    alone = law.predict(run.n_matrix, run.bytes, run.unique_bytes, run.vocab_size)
+    return alone * text_factor(run.level, run.bytes)[0] / run.bits_per_byte - 1
+
+
+def test_each_text_has_about_the_level_that_is_predicted():
+    errors = {(run.text, run.name, run.tokens): off(run) for run in RUNS}
+    assert max(map(abs, errors.values())) < 0.11, errors
+    of_texts = [
+        math.sqrt(np.mean([value**2 for (text, *_), value in errors.items() if text == each]))
+        for each in {run.text for run in RUNS} - {"books"}
+    ]
+    assert len(of_texts) == 5
+    assert math.sqrt(np.mean(np.square(of_texts))) < 1.1 * TEXT_ERROR
+
+
+def test_the_books_have_the_laws_own_level_at_any_length():
+    assert text_factor(Level(), 1e6) == text_factor(Level(), 1e9) == (1.0, 0.0)
+
+
+def test_repetition_counts_late_and_not_beyond_the_runs():
+    repeats = Level(remembering=0.9, forgetting=1.1)
+    short, middle, long, longer = (text_factor(repeats, n_bytes)[0] for n_bytes in (3e6, 15e6, TEXT_SPAN[1], 1e12))
+    assert short > middle > long == longer
+    assert middle == pytest.approx(0.9, rel=0.01)
