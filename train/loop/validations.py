@@ -21,16 +21,19 @@ class Validations:
         self._run, self._components = run, components
         self.step_seconds = 0.0
         """What a step took in the last metrics window."""
+        self._scoring_seconds = 0.0
 
     def validate(self) -> None:
         """Score the model; nothing is noted where a signal interrupts it."""
-        began = self._run.state.clock()
+        clock, validator = self._run.state.clock, self._run.validator
+        began = clock()
+        self._scoring_seconds = 0.0
         with ExitStack() as shown:
             for each in self._components:
                 shown.enter_context(each.shown())
             self._score()
-        validator = self._run.validator
-        self.expect_closing((self._run.state.clock() - began) * len(validator.blocks) / validator.usual)
+        more = len(validator.blocks) / validator.usual - 1  # the last validation scores more, and writes as many texts
+        self.expect_closing(clock() - began + more * self._scoring_seconds)
 
     def expect_closing(self, validation_seconds: float) -> None:
         """Note how long the end of the run will take, where that counts: a validation, what components do then, a save,
@@ -47,15 +50,15 @@ class Validations:
 
     def _score(self) -> None:
         run = self._run
+        began, last = run.state.clock(), run.fraction_done() >= 1
         try:
             with run.log.doing("a validation"):
-                result = run.validator(
-                    run.backend, run.sync.signal_received, run.ranks, run.log.done, last=run.fraction_done() >= 1
-                )
+                result = run.validator(run.backend, run.sync.signal_received, run.ranks, run.log.done, last=last)
         except Exception:
             if not run.interrupt:  # Ctrl-C in a terminal also reaches a compiler that validation waits for
                 raise
             return
+        self._scoring_seconds = run.state.clock() - began
         if result is None:
             run.sync.agree_on_signal()
             return

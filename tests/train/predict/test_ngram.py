@@ -32,7 +32,7 @@ def test_repetition_within_the_context_counts():
 
 
 def test_a_document_is_predicted_from_others():
-    """Each document has words of its own, which come often: those of a new one are not known."""
+    """Each document has its words, which come often: those of a new one are not known."""
     words = [[CHANCE.choice(LETTERS, 6).tobytes() for _ in range(20)] for _ in range(40)]
     documents = [b" ".join(CHANCE.choice(mine, 1_000)) for mine in words]
     everybodys = [word for mine in words for word in mine]
