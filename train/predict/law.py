@@ -71,6 +71,8 @@ COUNTED_SHARE = 0.5
 EASIER, EASIER_WITH_TEXT, EASIER_AT = 3.0, 0.67, 10e6
 """Cubic term of ``text_factor``, how much it grows per factor of e in text, and the bytes of text at which it is
 ``EASIER``."""
+EASIEST = 0.3
+"""A level below this counts as this: the easiest text of the fit, the stories, has .42."""
 REPETITION, REPETITION_AT = 0.25, 15e6
 """How much the memory for repetition is worth per factor of e below ``REPETITION_AT`` bytes of text: a model learns to
 repeat late, an n-gram model with a memory can from the beginning."""
@@ -210,16 +212,18 @@ def text_factor(level: Level, n_bytes: float) -> tuple[float, float]:
     """Factor on the law's bits per byte for a text of this ``level``, and its relative error (one standard deviation).
 
     ``n_bytes``: what a run reads of it, as the law counts it. With more text a model comes closer to the n-gram model
-    with a memory, and gains more than that from text that repeats itself, hence the cubic term.
+    with a memory, and gains more than that from text that repeats itself, hence the cubic term. Text that is harder than
+    the books has none: nothing like it was measured.
     """
     if level == Level():  # the books of the records
         return 1.0, 0.0
     least, most = TEXT_SPAN
     n_bytes = min(most, max(least, n_bytes))
-    remembering, memory = math.log(level.remembering), math.log(level.forgetting / level.remembering)
+    remembering = math.log(max(EASIEST, level.remembering))
+    memory = math.log(max(EASIEST, level.forgetting)) - remembering
     easier = EASIER + EASIER_WITH_TEXT * math.log(n_bytes / EASIER_AT)
     late = REPETITION * math.log(REPETITION_AT / n_bytes) * memory
-    return math.exp(remembering + easier * remembering**3 + late), TEXT_ERROR
+    return math.exp(remembering + easier * min(0.0, remembering) ** 3 + late), TEXT_ERROR
 
 
 def fit(records: Sequence[Record], *, prior: bool = True) -> LossLaw:

@@ -25,7 +25,8 @@ WINDOW = 2048
 PIECE, HELD_OUT = 8192, 3
 """A third of the documents, by their bytes, is predicted from the others."""
 LEAST_DOCUMENTS = 12
-"""Where there are fewer documents, the text is cut into pieces of at most ``PIECE`` bytes."""
+"""Where there are fewer documents, or one of them is a quarter of the text, it is cut into pieces of at most ``PIECE``
+bytes."""
 EXCERPT = 16_000
 """Characters of a document in the sample. A few long documents would say little of the next one."""
 LEAST_BYTES = 20_000
@@ -69,7 +70,7 @@ def level(documents: Sequence[str]) -> Level:
 def bits_per_byte(documents: Sequence[bytes]) -> tuple[float, float]:
     """Bits per byte of some of the documents, predicted from the others: with the memory of what stands before in the
     document, and without."""
-    if len(documents) < LEAST_DOCUMENTS:
+    if len(documents) < LEAST_DOCUMENTS or 4 * max(map(len, documents)) > sum(map(len, documents)):
         whole = b"\n\n".join(documents)
         size = max(4 * _LONGEST, min(PIECE, len(whole) // (2 * LEAST_DOCUMENTS)))
         documents = [whole[start : start + size] for start in range(0, len(whole), size)]

@@ -45,6 +45,11 @@ def test_one_document_is_cut_into_pieces():
     assert ngram.bits_per_byte([long])[1] == pytest.approx(2, abs=0.03)
 
 
+def test_a_text_that_is_nearly_one_document_is_cut_too():
+    long = CHANCE.choice(LETTERS[:4], 100_000).tobytes()
+    assert ngram.bits_per_byte([b"", *[b"a"] * 20, long])[1] == pytest.approx(2, abs=0.05)
+
+
 def test_a_short_text_is_taken_for_one_like_the_books():
     assert ngram.level(["a" * (ngram.LEAST_BYTES - 1)]) == ngram.Level()
     assert ngram.level(["a" * ngram.LEAST_BYTES]).remembering < 0.1

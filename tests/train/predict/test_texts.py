@@ -35,6 +35,13 @@ def test_the_books_have_the_laws_own_level_at_any_length():
     assert text_factor(Level(), 1e6) == text_factor(Level(), 1e9) == (1.0, 0.0)
 
 
+def test_odd_texts_have_a_level_that_is_a_number():
+    """One letter throughout, and bytes at random: no loss of 0, none above 8 bits per byte."""
+    for n_bytes in (1.0, 1e7, 1e12):
+        assert 0 < text_factor(Level(0.0, 0.0), n_bytes)[0] < 0.2
+        assert text_factor(Level(3.9, 3.8), n_bytes)[0] * 2 < 8
+
+
 def test_repetition_counts_late_and_not_beyond_the_runs():
     repeats = Level(remembering=0.9, forgetting=1.1)
     short, middle, long, longer = (text_factor(repeats, n_bytes)[0] for n_bytes in (3e6, 15e6, TEXT_SPAN[1], 1e12))
