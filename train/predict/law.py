@@ -212,8 +212,8 @@ def text_factor(level: Level, n_bytes: float) -> tuple[float, float]:
     """Factor on the law's bits per byte for a text of this ``level``, and its relative error (one standard deviation).
 
     ``n_bytes``: what a run reads of it, as the law counts it. With more text a model comes closer to the n-gram model
-    with a memory, and gains more than that from text that repeats itself, hence the cubic term. Text that is harder than
-    the books has none: nothing like it was measured.
+    with a memory, and gains more than that from text that repeats itself, hence the cubic term. Text that is harder
+    than the books has none: nothing like it was measured.
     """
     if level == Level():  # the books of the records
         return 1.0, 0.0
