@@ -75,7 +75,8 @@ def nanochat(
     ]
 
     def run(command: Sequence[str | Path], log: str, continues: bool = False) -> float:
-        own = environment | {"NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
+        own = {"NANOCHAT_DTYPE": dtype_of(config)} | environment
+        own |= {"NANOCHAT_BASE_DIR": str(base), "PYTHONSAFEPATH": ""}
         return timed(command, folder / f"{name}-{log}.log", environment=own, cwd=bench.nanochat, continues=continues)
 
     if not rehearsed.exists():
@@ -108,6 +109,13 @@ def nanochat(
         training_seconds=steps * step,
         note=f"depth {depth}, vocabulary {bench.nanochat_vocab:,}" + ways_note(factor, tokens),
     )
+
+
+def dtype_of(config: BenchRecipeConfig) -> str:
+    """The number format that this machine multiplies faster in, by nanochat's name: alone it takes f32 on a CPU."""
+    from slm.train.environment import number_format
+
+    return "bfloat16" if number_format(config.train)[0] == "bf16" else "float32"
 
 
 def newest_step(checkpoints: Path) -> int | None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -320,16 +321,20 @@ def test_nanochat_can_have_a_step_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "scripts/base_train.py").write_text("")
     words = [*OPTIONS, "train.seq_len=32", "train.micro_batch=4", "train.grad_accum=4", f"bench.nanochat={tmp_path}"]
     config = load(BenchRecipeConfig, "bench_recipe", [*words, f"bench.nanochat_python={sys.executable}"])
-    asked = []
+    asked, formats = [], []
 
-    def its_scripts(command, log, **_):
+    def its_scripts(command, log, environment, **_):
         asked.append([str(word) for word in command])
+        formats.append(environment["NANOCHAT_DTYPE"])
         log.write_text("step 1 | dt: 500.00ms |")
         return 5.0
 
     monkeypatch.setattr(module, "timed", its_scripts)
     monkeypatch.setattr(module, "_write_shards", lambda folder, _: folder.mkdir(parents=True))
+    monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
+    config = replace(config, train=replace(config.train, precision="bf16"))
     done = module.nanochat(config, depth=3, folder=tmp_path, tokens=6 * 32)
+    assert set(formats) == {"bfloat16"}  # as ours and the Trainer, where the machine is faster in it
     assert {"--device-batch-size=3", "--total-batch-size=192"} <= set(asked[-1])
     assert done.tokens % 192 == 0
     assert done.note.endswith(", 192 tokens a step")
