@@ -17,7 +17,7 @@ from torch import Tensor
 from slm.data.chat.template import TemplateRefusesError
 from slm.data.chat.tokens import ChatEncoder, own_template
 from slm.data.errors import UserError
-from slm.data.stream.loader import HeldOut
+from slm.data.stream.loader import HeldOut, spread_evenly
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.model.cross_entropy import IGNORED
 from slm.model.generate import generate
@@ -67,8 +67,8 @@ class Validator:
         usual: int | None = None,
     ) -> None:
         n = len(held_out.blocks)
-        self.usual = min(usual or n, n)
-        first = (2 * np.arange(self.usual) + 1) * n // (2 * self.usual)
+        first = spread_evenly(n, usual or n)
+        self.usual = len(first)
         self.blocks = np.concatenate([held_out.blocks[first], np.delete(held_out.blocks, first, axis=0)])
         self.micro_batch, self._objective = micro_batch, objective
         lengths = np.zeros(vocab_size, dtype=np.int64)

@@ -43,7 +43,7 @@ class Loader:
 
     Training reads its sources again, epoch after epoch, and never ends unless each source has its ``max_epochs``:
     then EndOfTextError follows the last whole batch. The validation split ends; its last batch may have fewer rows
-    (``validation_blocks`` is simpler).
+    (``validation_text`` is simpler).
 
     ``workers`` processes tokenize and pack ahead (0: this process does it, without reading ahead). Their blocks are
     taken in turn, so the batches depend on ``workers`` and ``world_size`` but not on timing. Each of the
@@ -447,10 +447,15 @@ def calibration_blocks(
     return _evenly(blocks, max_blocks) if blocks else np.empty((0, seq_len + 1), np.int32)
 
 
+def spread_evenly(n: int, most: int) -> np.ndarray:
+    """The numbers of at most ``most`` of ``n`` things, spread evenly over all."""
+    chosen = min(most, n)
+    return (2 * np.arange(chosen) + 1) * n // (2 * chosen)
+
+
 def _evenly(blocks: list[np.ndarray], most: int) -> np.ndarray:
     """At most this many blocks, spread evenly over all."""
-    n = min(most, len(blocks))
-    return np.stack([blocks[(2 * number + 1) * len(blocks) // (2 * n)] for number in range(n)])
+    return np.stack([blocks[number] for number in spread_evenly(len(blocks), most)])
 
 
 @dataclass(frozen=True)
@@ -462,20 +467,6 @@ class HeldOut:
     counts: np.ndarray | None = None
     """int64 [V]: how often each token is a target in all blocks that these stand for; None where they stand for
     themselves."""
-
-
-def validation_blocks(
-    config: DataConfig,
-    tokenizer: Tokenizer,
-    seq_len: int,
-    max_blocks: int,
-    seed: int,
-    *,
-    pairs: bool = False,
-    position: dict[str, Any] | None = None,
-) -> np.ndarray:
-    """The blocks of ``validation_text``."""
-    return validation_text(config, tokenizer, seq_len, max_blocks, seed, pairs=pairs, position=position).blocks
 
 
 def validation_text(

@@ -14,7 +14,7 @@ from slm.data.errors import UserError
 from slm.data.sources.contents import unit_hash
 from slm.data.sources.documents import iter_documents
 from slm.data.stream import blocks, token_cache
-from slm.data.stream.loader import EndOfTextError, Loader, validation_blocks
+from slm.data.stream.loader import EndOfTextError, Loader, validation_text
 from slm.data.tales.story import story
 from slm.data.tales.words import ANIMALS
 from slm.data.tokenizers.make import make_tokenizer
@@ -210,4 +210,4 @@ def test_no_held_out_document_reaches_a_batch(corpus, tokenizer, options):
         assert not {text.casefold() for text in trained} & {text.casefold() for text in held_out}
         assert not any("1 2 3 4 5" in text or text == "no" for text in trained)
     assert unit_hash(next(iter(own))) < 1
-    assert len(validation_blocks(config, tokenizer, 32, 3, 9)) == 3
+    assert len(validation_text(config, tokenizer, 32, 3, 9).blocks) == 3

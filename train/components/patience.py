@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slm.train.components.component import Component
+from slm.train.run.run_state import comparable_loss
 
 FALLS = 0.9
 """A run still learns while its training loss is below this share of what it was at the lowest validation loss."""
@@ -114,7 +115,7 @@ class Patience(Component):
             f"those in training are at {loss:.3f} now: what is held out does not follow from what is learned, so the "
             "last checkpoint is taken (train.patience=3 takes the one with the lowest held-out loss)"
         )
-        state.best_loss = state.validation["val_loss"] if validated else math.inf
+        state.best_loss = comparable_loss(state.validation) if validated else math.inf
         self._last = True
         self.run.log.event("last_taken", state.step, line, best_step=self._best_step, val_loss=lowest, loss=loss)
 

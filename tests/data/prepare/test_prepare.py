@@ -24,7 +24,7 @@ from slm.data.prepare.work import begin
 from slm.data.sources import duplicates
 from slm.data.sources.documents import make_plans, sample_documents
 from slm.data.stream.chat_setup import chat_setup
-from slm.data.stream.loader import Loader, calibration_blocks, validation_blocks
+from slm.data.stream.loader import Loader, calibration_blocks, validation_text
 from slm.data.tales.story import story
 from slm.data.tokenizers.make import make_tokenizer
 
@@ -138,8 +138,8 @@ def test_the_batches_are_those_of_the_text(text, tokenizer, tmp_path, options):
     assert len(work.shards) >= 4
     assert any(cut.record for shard in work.shards for cut in shard.cuts), "no file was cut"
     same_as_text(config, tmp_path / "corpus", tokenizer, 100)
-    expected = validation_blocks(config, tokenizer, SEQ, 20, 5)
-    assert np.array_equal(validation_blocks(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5), expected)
+    expected = validation_text(config, tokenizer, SEQ, 20, 5).blocks
+    assert np.array_equal(validation_text(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5).blocks, expected)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "txt"])
@@ -172,8 +172,8 @@ def test_passages_of_long_documents(books, tokenizer, tmp_path):
     config = config_of(books)
     _, report = prepare(config, tmp_path / "corpus", tokenizer)
     same_as_text(config, tmp_path / "corpus", tokenizer, 200, calibrates=True)
-    expected = validation_blocks(config, tokenizer, SEQ, 20, 5)
-    assert np.array_equal(validation_blocks(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5), expected)
+    expected = validation_text(config, tokenizer, SEQ, 20, 5).blocks
+    assert np.array_equal(validation_text(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5).blocks, expected)
     assert report["sources"][0]["passages_held_out"] == 3
 
 
@@ -187,8 +187,8 @@ def test_a_mixture_and_validation_text_of_its_own(text, books, tokenizer, tmp_pa
     config = DataConfig(kind="mixture", sources=sources, val_fraction=0.1, shuffle_buffer=8)
     prepare(config, tmp_path / "corpus", tokenizer)
     same_as_text(config, tmp_path / "corpus", tokenizer, 150, calibrates=True)
-    expected = validation_blocks(config, tokenizer, SEQ, 20, 5)
-    assert np.array_equal(validation_blocks(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5), expected)
+    expected = validation_text(config, tokenizer, SEQ, 20, 5).blocks
+    assert np.array_equal(validation_text(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 20, 5).blocks, expected)
 
 
 def test_a_position_in_a_corpus_holds_wherever_the_corpus_is(text, tokenizer, tmp_path):
@@ -221,8 +221,8 @@ def test_a_data_set_of_the_hub(tokenizer, tmp_path, monkeypatch, val_split):
     work, report = prepare(config, tmp_path / "corpus", tokenizer)
     assert len(work.shards) == 4 + bool(val_split)
     same_as_text(config, tmp_path / "corpus", tokenizer, 40)
-    expected = validation_blocks(config, tokenizer, SEQ, 4, 5)
-    assert np.array_equal(validation_blocks(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 4, 5), expected)
+    expected = validation_text(config, tokenizer, SEQ, 4, 5).blocks
+    assert np.array_equal(validation_text(from_corpus(tmp_path / "corpus"), tokenizer, SEQ, 4, 5).blocks, expected)
     assert report["sources"][0]["validation"]["documents"] == (30 if val_split else 200 - report["sources"][0]["taken"])
 
 
@@ -376,7 +376,7 @@ def test_an_incomplete_corpus_another_tokenizer_and_damage_are_refused(text, tok
     with pytest.raises(
         UserError, match="holds the ids of bpe-300, and the tokenizer of this run, bpe-280, makes others"
     ):
-        validation_blocks(from_corpus(folder), other, SEQ, 2, 5)
+        validation_text(from_corpus(folder), other, SEQ, 2, 5)
     with pytest.raises(UserError, match="is a prepared corpus, which is all of a source: name it alone"):
         make_plans(DataConfig(kind="files", files=[str(folder), str(text)]), "train")
     (folder / "shards/00001.tokens").write_bytes(b"")

@@ -17,7 +17,7 @@ from slm.data.errors import UserError
 from slm.data.sources import hub
 from slm.data.sources.corpus import CorpusStream
 from slm.data.sources.documents import iter_documents, make_plans, open_documents, open_stream
-from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.stream.loader import Loader, validation_text
 from slm.data.tokenizers.make import make_tokenizer
 from tests.helpers.documents import take
 
@@ -223,7 +223,7 @@ def test_a_run_whose_text_is_in_the_cache_resumes_without_a_network(dataset, tmp
         return Loader(config, tokenizer, seq_len=32, micro_batch=2, seed=3, workers=0)
 
     def validation():
-        return validation_blocks(config, tokenizer, 32, 4, 3)
+        return validation_text(config, tokenizer, 32, 4, 3).blocks
 
     whole, blocks = start(), validation()
     batches = [next(whole) for _ in range(20)]

@@ -17,7 +17,7 @@ from slm.data.sources.contents import unit_hash
 from slm.data.sources.plan import plan_sources
 from slm.data.stream import marks
 from slm.data.stream.conversations import n_blocks, place
-from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.stream.loader import Loader, validation_text
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.data.tokenizers.train_bpe import train
 
@@ -130,7 +130,7 @@ def test_nothing_is_held_out_of_few_conversations(tmp_path):
     with Loader(few, TOKENIZER, **options) as batches, contextlib.suppress(UserError):
         for (block,) in batches:
             read += parts(block)
-    scored = [each for block in validation_blocks(few, TOKENIZER, 1024, 64, seed=1) for each in parts(block)]
+    scored = [each for block in validation_text(few, TOKENIZER, 1024, 64, seed=1).blocks for each in parts(block)]
     assert len(read) == len(scored) == 12
     with pytest.raises(UserError, match="val_fraction=0 is for conversations"):
         DataConfig(kind="tales", val_fraction=0.0)
@@ -140,7 +140,7 @@ def test_the_share_held_out_of_conversations_is_the_one_asked_for(tmp_path):
     path = tmp_path / "some.jsonl"
     path.write_text("\n".join(json.dumps(conversation(1, index)) for index in range(300)))
     config = DataConfig(kind="chat", files=[str(path)], val_fraction=0.05)
-    held_out = [each for block in validation_blocks(config, TOKENIZER, 1024, 999, seed=1) for each in parts(block)]
+    held_out = [each for block in validation_text(config, TOKENIZER, 1024, 999, seed=1).blocks for each in parts(block)]
     assert 8 <= len(held_out) <= 24
 
 
@@ -154,7 +154,7 @@ def test_a_conversation_with_many_copies_counts_once_for_the_share_held_out(tmp_
 
 
 def test_validation_has_other_stories():
-    blocks = validation_blocks(CONFIG, TOKENIZER, 1024, 8, seed=1)
+    blocks = validation_text(CONFIG, TOKENIZER, 1024, 8, seed=1).blocks
     assert len(blocks) == 8
     assert blocks.shape[1] <= 1025
     held_out = {tuple(marks.ids_of(each).tolist()) for block in blocks for each in parts(block)}
@@ -190,7 +190,7 @@ def test_answers_that_come_too_late_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"30 conversations in a row have no answer in their first train.seq_len=64"):
         next(Loader(config, TOKENIZER, seq_len=64, micro_batch=1, seed=1, workers=0))
     with pytest.raises(UserError, match=r"none of the held-out conversations has .*train.seq_len=64 tokens.*raise tr"):
-        validation_blocks(config, TOKENIZER, 64, 9, 1)
+        validation_text(config, TOKENIZER, 64, 9, 1)
 
 
 def test_the_last_answers_alone_are_learned_where_that_is_asked(tmp_path):
@@ -232,7 +232,9 @@ def test_pairs_lie_next_to_each_other_and_only_what_differs_is_scored(tmp_path):
         return Loader(config, TOKENIZER, **({"seq_len": 128, "micro_batch": 1, "seed": 1, "workers": 0} | changes))
 
     found = []
-    for batch in itertools.chain(take(read(pairs=True)), validation_blocks(config, TOKENIZER, 128, 99, 1, pairs=True)):
+    for batch in itertools.chain(
+        take(read(pairs=True)), validation_text(config, TOKENIZER, 128, 99, 1, pairs=True).blocks
+    ):
         answers = parts(batch.reshape(-1))
         assert len(answers) % 2 == 0
         texts = [TOKENIZER.decode(marks.ids_of(each)[marks.is_scored(each)].tolist()) for each in answers]

@@ -16,7 +16,7 @@ import pytest
 
 from slm.data.config import DataConfig, SourceConfig, TokenizerConfig
 from slm.data.errors import UserError
-from slm.data.stream.loader import SPREAD, EndOfTextError, Loader, at_saved_commits, validation_blocks
+from slm.data.stream.loader import SPREAD, EndOfTextError, Loader, at_saved_commits, validation_text
 from slm.data.tales.story import story
 from slm.data.tokenizers.make import make_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer, special_token, token_first
@@ -169,7 +169,7 @@ def test_ranks_share_the_blocks_of_few_books(books, tokenizer):
 
 
 def test_validation_is_from_all_books(books, tokenizer):
-    ids = validation_blocks(files(books), tokenizer, 8, 1000, 7)
+    ids = validation_text(files(books), tokenizer, 8, 1000, 7).blocks
     text = tokenizer.decode(ids[:, 1:].ravel())
     assert re.search(r"\b0 \d+ the cat", text)
     assert re.search(r"\b1 \d+ the cat", text)
@@ -248,11 +248,11 @@ def test_more_workers_than_documents(tmp_path, tokenizer):
 
 def test_validation_ends_and_does_not_depend_on_workers(corpus, tokenizer):
     config = files(corpus)
-    blocks = validation_blocks(config, tokenizer, 32, 5, 1)
+    blocks = validation_text(config, tokenizer, 32, 5, 1).blocks
     assert blocks.shape == (5, 33)
     assert blocks.dtype == np.int32
-    assert np.array_equal(blocks, validation_blocks(config, tokenizer, 32, 5, 1))
-    everything = validation_blocks(config, tokenizer, 32, 10**9, 1)
+    assert np.array_equal(blocks, validation_text(config, tokenizer, 32, 5, 1).blocks)
+    everything = validation_text(config, tokenizer, 32, 10**9, 1).blocks
     assert len(everything) > 5
     for workers in (0, 2):
         with loader(config, tokenizer, split="validation", workers=workers, micro_batch=4) as batches:
@@ -273,20 +273,20 @@ def test_validation_files_are_scored_throughout_and_held_out_text_from_its_begin
         val_files=[str(tmp_path / "validation.jsonl")],
         shuffle_buffer=0,
     )
-    everything = validation_blocks(own, tokenizer, 32, 10**9, 1)
+    everything = validation_text(own, tokenizer, 32, 10**9, 1).blocks
     few = len(everything) // SPREAD  # so that the whole text is within reach
-    blocks = validation_blocks(own, tokenizer, 32, few, 1)
+    blocks = validation_text(own, tokenizer, 32, few, 1).blocks
     assert len(blocks) == few
     found = {number for block in blocks.tolist() for number in re.findall(r"book (\d) line", tokenizer.decode(block))}
     assert found == {"0", "1", "2", "3"}
     held_out = DataConfig(kind="files", files=[str(tmp_path / "validation.jsonl")], val_fraction=0.5, shuffle_buffer=0)
-    first = validation_blocks(held_out, tokenizer, 32, few, 1)
-    assert np.array_equal(first, validation_blocks(held_out, tokenizer, 32, 10**9, 1)[:few])
+    first = validation_text(held_out, tokenizer, 32, few, 1).blocks
+    assert np.array_equal(first, validation_text(held_out, tokenizer, 32, 10**9, 1).blocks[:few])
 
 
 def test_too_little_validation_text(corpus, tokenizer):
     with pytest.raises(UserError, match=r"validation text is \d+ tokens, less than one block of seq_len \+ 1 = 100001"):
-        validation_blocks(files(corpus), tokenizer, 100_000, 4, 1)
+        validation_text(files(corpus), tokenizer, 100_000, 4, 1)
 
 
 def drain(batches, limit=100_000):

@@ -11,7 +11,7 @@ import pytest
 from slm.data.config import DataConfig, TokenizerConfig
 from slm.data.errors import UserError
 from slm.data.sources.documents import file_order, make_plans
-from slm.data.stream.loader import Loader, validation_blocks
+from slm.data.stream.loader import Loader, validation_text
 from slm.data.tales.story import story
 from slm.data.tokenizers.make import make_tokenizer
 
@@ -107,7 +107,7 @@ def test_a_repaired_file_goes_on_as_if_it_had_been_whole(corpus, tokenizer):
     path = corpus / last
     intact = path.read_bytes()
     expected, _ = run(corpus, tokenizer, 200)
-    blocks = [validation_blocks(open_loader(corpus, tokenizer)._config, tokenizer, 32, 50, 7)]
+    blocks = [validation_text(open_loader(corpus, tokenizer)._config, tokenizer, 32, 50, 7).blocks]
     _, state = run(corpus, tokenizer, 100)
     path.write_bytes(intact[:-30])
     with pytest.raises(UserError, match=last):
@@ -118,7 +118,7 @@ def test_a_repaired_file_goes_on_as_if_it_had_been_whole(corpus, tokenizer):
     # Text that is added does not change what is held out of the text that was there.
     with open(corpus / "1.jsonl", "ab") as file:
         file.writelines(json.dumps({"text": f"new {i} " + "words " * 200}).encode() + b"\n" for i in range(300))
-    blocks.append(validation_blocks(open_loader(corpus, tokenizer)._config, tokenizer, 32, 50, 7, position=state))
+    blocks.append(validation_text(open_loader(corpus, tokenizer)._config, tokenizer, 32, 50, 7, position=state).blocks)
     old = [set(tokenizer.decode(each.ravel()).split("the cat")) for each in blocks]
     assert len(old[0] & old[1]) > 0.5 * len(old[0])
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from slm.configuration import build, load_config
 from slm.data.sources.documents import iter_documents, make_plans, open_documents
-from slm.data.stream.loader import calibration_blocks, validation_blocks
+from slm.data.stream.loader import calibration_blocks, validation_text
 from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_model
 from slm.runs import list_checkpoints
@@ -51,7 +51,7 @@ def test_the_calibrated_head_is_what_is_validated_and_saved(whole):
     assert list(validated) == [20, 40]
     config = build(RunConfig, load_config("train", whole.argv))
     tokenizer = load_tokenizer(whole.root / "tokenizer")
-    blocks = torch.from_numpy(validation_blocks(config.data, tokenizer, 32, 24, config.train.seed)).long()
+    blocks = torch.from_numpy(validation_text(config.data, tokenizer, 32, 24, config.train.seed).blocks).long()
     state = load_file(whole.root / "checkpoints" / LAST / "optimizer.safetensors")
     model = load_model(whole.root / "checkpoints" / LAST)
     saved = model.lm_head.weight.detach().clone()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slm.data.errors import UserError
-from slm.data.stream.loader import validation_blocks
+from slm.data.stream.loader import validation_text
 from slm.data.tokenizers.make import load_tokenizer
 from slm.train.objective.reference import FILE
 from slm.train.resolve import resolve
@@ -106,4 +106,4 @@ def test_what_cannot_be_learned_is_one_line(words, base, tmp_path):
     path.write_text("\n".join(json.dumps({"prompt": f"Say {i}", "completion": "cat"}) for i in range(40)))
     config = resolve(["data=chat", f"data.files=[{path}]"], lambda config: config)
     with pytest.raises(UserError, match="there is no preference pair in the files"):
-        validation_blocks(config.data, load_tokenizer(base / "tokenizer"), 64, 2, 1, pairs=True)
+        validation_text(config.data, load_tokenizer(base / "tokenizer"), 64, 2, 1, pairs=True)
