@@ -17,15 +17,10 @@ import numpy as np
 import torch
 
 from slm.data.errors import UserError
-from slm.kernels.choice import open_kernels
 from slm.kernels.column_squares import ColumnSquares, column_squares
-from slm.kernels.fused import usable
 from slm.kernels.native import Kernels
 from slm.llama.blocks.names import gguf_name
 from slm.model.transformer import LanguageModel
-
-_WORTH_FLOPS = 5e11
-"""Least FLOP of a pass that uses the kernels: about 5 s of PyTorch on two cores with AVX2."""
 
 
 @dataclass(kw_only=True)
@@ -130,12 +125,3 @@ def collect(
         n_chunks=n_chunks,
         datasets=[dataset],
     )
-
-
-def quick_kernels(model: LanguageModel, n_tokens: int) -> Kernels | None:
-    """The f32 training kernels, where they can run the model and the pass is long enough to make loading (and perhaps
-    building) them worth it."""
-    if 2 * model.config.n_params * n_tokens < _WORTH_FLOPS:
-        return None
-    kernels, _ = open_kernels("auto", "f32", bits=32)
-    return usable(model, kernels)

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from slm import runs
+from slm.evaluate.scorers import quick_kernels
 from slm.export import modelfile
 from slm.export.adapter import open_adapter, write_proven
 from slm.export.auto.make import make_chosen
 from slm.export.auto.planner import Planner
 from slm.export.config import UNQUANTIZED, ExportConfig, resolve_types
-from slm.export.imatrix import Begun, ImportanceMatrix, quick_kernels
+from slm.export.imatrix import Begun, ImportanceMatrix
 from slm.export.parts import MOST_BYTES, compare_parts, layer_groups
 from slm.export.proof import ADAPTER_TYPE, Comparison, Proof
 from slm.export.quantize import size_bound

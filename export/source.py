@@ -17,11 +17,11 @@ from slm.data.tokenizers.make import load_tokenizer
 from slm.data.tokenizers.tokenizer import Tokenizer
 from slm.evaluate.perplexity import Window, chunked_plan
 from slm.evaluate.progress import progress_bar
-from slm.evaluate.scorers import TorchScorer
+from slm.evaluate.scorers import TorchScorer, quick_kernels
 from slm.export.config import CalibrationConfig, Naming
 from slm.export.gguf.tensors import check_weights
 from slm.export.gguf.writer import Identity, identify_model, run_record, write_gguf
-from slm.export.imatrix import Begun, ImportanceMatrix, collect, quick_kernels
+from slm.export.imatrix import Begun, ImportanceMatrix, collect
 from slm.export.imatrix_file import check_names, merge, read_imatrix, statistics, statistics_line
 from slm.export.quantize import fallback_warning, predict_fallbacks, quantize_file, stored_types
 from slm.export.texts import Text, read_text

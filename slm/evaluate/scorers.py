@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 2_048
 """Most tokens that go through a model at once (llama-perplexity's default). More need more memory and are no faster."""
+WORTH_KERNELS = 5e11
+"""Least FLOP of a pass that uses the kernels: about 5 s of PyTorch on two cores with AVX2."""
 
 
 class TorchScorer:
@@ -99,34 +101,58 @@ class TorchScorer:
                 yield window, logits.float().numpy()
 
     def nll(self, windows: Sequence[Window], stream: np.ndarray, progress: Progress | None = None) -> np.ndarray:
+        """Negative log-likelihoods of the windows' targets; by the kernels in f32 where there is enough to score."""
         import torch
-        import torch.nn.functional as F
 
-        found, head_VD = [], self.model.head_weight_VD
+        from slm.model.cross_entropy import IGNORED
+
+        if self.fused is None and (kernels := quick_kernels(self.model, sum(map(_length, windows)))):
+            self.use(kernels)
+        found = []
         with torch.inference_mode():
             for group in _groups(windows, most_tokens=BATCH_TOKENS):
-                x_BTD = self._hidden(group, stream)
+                targets_BN = torch.from_numpy(np.stack([window.targets(stream) for window in group]).astype(np.int64))
                 first, last = group[0].first, group[0].last
-                x_ND = x_BTD[:, first:last].flatten(0, 1)
-                targets_N = torch.from_numpy(
-                    np.concatenate([window.targets(stream) for window in group]).astype(np.int64)
-                )
-                rows = max(1, self.logits_budget // self.model.config.vocab_size)
-                for part_ND, part_N in zip(x_ND.split(rows), targets_N.split(rows), strict=True):
-                    logits_NV = self.model.capped(F.linear(part_ND, head_VD).float())
-                    found.append(F.cross_entropy(logits_NV, part_N, reduction="none").double().numpy())
+                if self.fused is None:
+                    found += self._nll(self._hidden(group, stream)[:, first:last], targets_BN)
+                else:
+                    ids_BT = _inputs(group, stream)
+                    targets_BT = torch.full_like(ids_BT, IGNORED)
+                    targets_BT[:, first:last] = targets_BN
+                    found.append(self.fused.losses(ids_BT, targets_BT)[:, first:last].flatten())
                 if progress:
-                    progress(sum(window.stop - window.start for window in group))
-        return np.concatenate(found)
+                    progress(sum(map(_length, group)))
+            return torch.cat(found).double().numpy()
+
+    def _nll(self, x_BND: "torch.Tensor", targets_BN: "torch.Tensor") -> "list[torch.Tensor]":
+        """The losses of normed hidden states by PyTorch, some logits at a time."""
+        import torch.nn.functional as F
+
+        rows = max(1, self.logits_budget // self.model.config.vocab_size)
+        parts = zip(x_BND.flatten(0, 1).split(rows), targets_BN.flatten().split(rows), strict=True)
+        head_VD = self.model.head_weight_VD
+        return [
+            F.cross_entropy(self.model.capped(F.linear(x_RD, head_VD).float()), targets_R, reduction="none")
+            for x_RD, targets_R in parts
+        ]
 
     def _hidden(self, group: Sequence[Window], stream: np.ndarray) -> "torch.Tensor":
-        import torch
-
-        inputs_BT = np.stack([window.inputs(stream) for window in group]).astype(np.int64)
-        ids_BT = torch.from_numpy(inputs_BT)
+        ids_BT = _inputs(group, stream)
         if self.fused is None:
             return self.model.hidden_states(ids_BT)
         return self.fused.hidden_states(ids_BT).view(*ids_BT.shape, -1)  # the next pass writes over it
+
+
+def quick_kernels(model: "LanguageModel", n_tokens: int) -> "Kernels | None":
+    """The f32 training kernels, where they can run the model and the pass is long enough to make loading (and perhaps
+    building) them worth it."""
+    if 2 * model.config.n_params * n_tokens < WORTH_KERNELS:
+        return None
+    from slm.kernels.choice import open_kernels
+    from slm.kernels.fused import usable
+
+    kernels, _ = open_kernels("auto", "f32", bits=32)
+    return usable(model, kernels)
 
 
 def checkpoint_scorer(checkpoint: Path, threads: int | None = None) -> TorchScorer:
@@ -306,6 +332,13 @@ def _ragged_groups(
         group.append(window)
     if group:
         yield group
+
+
+def _inputs(group: Sequence[Window], stream: np.ndarray) -> "torch.Tensor":
+    """int64 [B, T]: the input tokens of windows of one length."""
+    import torch
+
+    return torch.from_numpy(np.stack([window.inputs(stream) for window in group]).astype(np.int64))
 
 
 def _length(window: Window) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slm.data.errors import UserError
-from slm.export.imatrix import Begun, collect, quick_kernels
+from slm.export.imatrix import Begun, collect
 from slm.kernels.choice import open_kernels
 from slm.kernels.column_squares import ColumnSquares
 from slm.model.transformer import LanguageModel
@@ -104,7 +104,3 @@ def test_sums_that_another_pass_began_are_those_of_one(model):
     assert (found.n_rows, found.n_chunks) == (whole.n_rows, whole.n_chunks)
     for name, sums in whole.sums.items():
         np.testing.assert_allclose(found.sums[name], sums, rtol=1e-5)
-
-
-def test_short_passes_do_not_load_the_kernels(model):
-    assert quick_kernels(model, 1_000) is None

@@ -18,6 +18,7 @@ from slm.configuration import load
 from slm.data.errors import UserError
 from slm.early_interrupt import EXIT_INTERRUPTED
 from slm.evaluate.perplexity import bits_per_byte, contiguous_plan
+from slm.evaluate.progress import progress_bar
 from slm.evaluate.scorers import checkpoint_scorer
 from slm.machine.busy import Others, mark
 from slm.machine.record import machine_record
@@ -39,11 +40,13 @@ from slm.train.bench_recipe.texts import check_unread, documents_of, validation_
 from slm.train.resolve import AUTO, given_value
 
 
-def score(model: Path, documents: Sequence[str], window: int) -> float:
-    """All nats over all UTF-8 bytes of ``documents``, each after the token that starts one, in bits."""
+def score(model: Path, documents: Sequence[str], window: int, name: str = "scoring") -> float:
+    """All nats over all UTF-8 bytes of ``documents``, each after the token that starts one, in bits. ``name``: in the
+    lines that tell how far it is."""
     scorer = checkpoint_scorer(model)
     stream, windows = contiguous_plan(scorer, [scorer.tokenize(each) for each in documents], window)
-    nats = float(scorer.nll(windows, stream).sum())
+    with progress_bar(name, sum(each.stop - each.start for each in windows)) as progress:
+        nats = float(scorer.nll(windows, stream, progress).sum())
     return bits_per_byte(nats, sum(len(each.encode()) for each in documents))
 
 
@@ -110,7 +113,8 @@ def main(argv: list[str]) -> int:
                 if entry.name == "nanochat":
                     scores[title] = score_nanochat(config, entry.model, file)
                 else:
-                    scores[title] = score(entry.model, documents, config.bench.window)
+                    name = f"scoring {entry.name} on {title}"
+                    scores[title] = score(entry.model, documents, config.bench.window, name)
         except StoppedContenderError:
             return _stopped(folder)
         except UserError as error:

@@ -5,7 +5,9 @@ Tested in tests/train/bench_recipe/test_bench_recipe.py.
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +19,17 @@ from types import FrameType
 from typing import Any
 
 from slm.data.errors import UserError
+from slm.evaluate.progress import PLAIN_SECONDS
+from slm.report import duration
 from slm.train.config import TrainConfig
 from slm.train.interrupt import handle_stop_signals, signal_name, start_apart
 from slm.train.run.run_state import SET_UP_TOOK
 from slm.train.sweep.outcome import last_error
+
+EVERY_S = 10.0
+"""Seconds between two signs of life in a terminal."""
+WORDS = 100
+"""Most characters of a process's log in one."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ def timed(
 
     before = handle_stop_signals(pass_on)
     try:
-        code = process.wait()
+        code = _end_of(process, log, start)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -121,6 +130,29 @@ def timed(
             check_time_left(last_error(log), minutes)
         raise UserError(f"{what or f'{Path(command[0]).name} {command[2]}'} failed ({last_error(log)}); see {log}")
     return seconds
+
+
+def _end_of(process: "subprocess.Popen[bytes]", log: Path, start: float) -> int:
+    """The status of a process that is waited for, with its last words now and then: in a terminal on one line."""
+    terminal = sys.stdout.isatty()
+    while True:
+        try:
+            code = process.wait(EVERY_S if terminal else PLAIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            said = ": ".join(filter(None, [f"  {duration(perf_counter() - start)} so far", _last_words(log)]))
+            print(f"\r{said:<{WORDS + 20}}" if terminal else said, end="" if terminal else "\n", flush=True)
+            continue
+        if terminal:
+            print(f"\r{'':<{WORDS + 20}}\r", end="", flush=True)
+        return code
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a process's log, or its beginning."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 10 * WORDS))
+        lines = [line.strip() for line in re.split(r"[\r\n]", file.read().decode(errors="replace"))]
+    return next((line[:WORDS] for line in reversed(lines) if line), "")
 
 
 def check_time_left(said: str, minutes: float) -> None:

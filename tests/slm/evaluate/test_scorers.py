@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from slm.evaluate import scorers
 from slm.evaluate.perplexity import (
     Score,
     Window,
@@ -109,7 +110,8 @@ def test_a_change_is_told_from_the_errors_of_its_tokens():
     assert math.isnan(relative_change(np.array([1.0, np.nan]), np.zeros(2))[0])
 
 
-def test_the_kernels_score_as_pytorch_does():
+def test_the_kernels_score_as_pytorch_does(monkeypatch):
+    """A pass that is long enough takes them by itself."""
     kernels, why = open_kernels("auto", "f32", bits=32)
     if kernels is None:
         pytest.skip(why)
@@ -119,8 +121,11 @@ def test_the_kernels_score_as_pytorch_does():
     by_torch, by_kernels = (
         TorchScorer(model, lambda text: [], name="model", bos=None, document_start=0) for _ in range(2)
     )
-    by_kernels.use(kernels)
-    windows = chunked_windows(len(ids), 60)
-    np.testing.assert_allclose(by_kernels.nll(windows, ids), by_torch.nll(windows, ids), rtol=1e-3, atol=1e-4)
+    windows = chunked_windows(len(ids), 60) + sliding_windows(len(ids), 60)
+    expected = by_torch.nll(windows, ids)
+    assert by_torch.fused is None
+    monkeypatch.setattr(scorers, "WORTH_KERNELS", 2 * model.config.n_params * sum(w.stop - w.start for w in windows))
+    np.testing.assert_allclose(by_kernels.nll(windows, ids), expected, rtol=1e-3, atol=1e-4)
+    assert by_kernels.fused is not None
     for (_, ours), (_, theirs) in zip(by_kernels.logits(windows, ids), by_torch.logits(windows, ids), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-3)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ from slm.configuration import load, to_dict, to_yaml
 from slm.data.errors import UserError
 from slm.data.tokenizers.make import load_tokenizer
 from slm.model.checkpoint import load_model
-from slm.train.bench_recipe import bench, hf_trainer
+from slm.train.bench_recipe import bench, contender, hf_trainer
 from slm.train.bench_recipe.bench import score
 from slm.train.bench_recipe.config import FINISHED, BenchRecipeConfig
 from slm.train.bench_recipe.contender import (
@@ -205,6 +206,15 @@ def test_a_process_that_is_stopped_may_save_and_its_seconds_count(tmp_path):
     rest = [sys.executable, "-S", "-c", "print('done')"]
     assert 0.5 < timed(rest, log, environment={}, continues=True) < 30
     assert log.read_text() == "saved\ndone\n"
+
+
+def test_a_process_that_takes_long_gives_signs_of_life(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(contender, "PLAIN_SECONDS", 0.5)
+    program = "import time; print('step 1, 2 min left', flush=True); time.sleep(1.8)"
+    timed([sys.executable, "-S", "-c", program], tmp_path / "run.log", environment={})
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 4
+    assert all(re.fullmatch(r"  0:0\d so far: step 1, 2 min left", line) for line in lines)
 
 
 def test_finished_runs_are_read_again(tmp_path):
