@@ -26,8 +26,8 @@ costs little, and taking it too early much."""
 
 
 class FreeCores:
-    """Counts the cores that are idle, or used by this process, by those of its children that have ended, and by
-    ``others`` (process ids).
+    """Counts the cores that are idle, or used by this process and by ``others`` (process ids), and by those of their
+    children that have ended.
 
     Only cores that this process may use count. Linux only: elsewhere ``read`` returns None.
     """
@@ -84,9 +84,10 @@ class FreeCores:
         return idle / self._ticks_per_s, counted / self._ticks_per_s
 
     def _of_process(self, pid: int) -> float:
-        # The program's name may hold spaces and brackets; user and system time are the 12th and 13th field after it.
+        # The program's name may hold spaces and brackets. The 12th to 15th field after it are its user and system time,
+        # and those of its children that have ended, such as compilers.
         fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / self._ticks_per_s
+        return sum(map(int, fields[11:15])) / self._ticks_per_s
 
 
 def fewer_threads(free: float) -> int:

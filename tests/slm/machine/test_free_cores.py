@@ -22,7 +22,7 @@ class Machine:
     def __init__(self, proc, monkeypatch):
         self.proc, self.clock, self.own_s = proc, 100.0, 5.0
         self.cores = {0: [0] * 10, 1: [0] * 10}
-        self.other = 0
+        self.other = self.its_children = 0
         (proc / str(OTHER)).mkdir()
         monkeypatch.setattr(free_cores.time, "monotonic", lambda: self.clock)
         monkeypatch.setattr(free_cores.resource, "getrusage", self._usage)
@@ -38,14 +38,16 @@ class Machine:
         # A core that this process may not use, and what follows the cores.
         lines = ["cpu 9 9 9 9", *lines, f"cpu2 0 0 0 {int(self.clock * TICKS)} 0 0 0 0 0 0", "intr 1 2 3", "ctxt 4"]
         (self.proc / "stat").write_text("\n".join(lines) + "\n")
-        fields = ["S", *["0"] * 10, str(self.other), "0", "0"]
+        fields = ["S", *["0"] * 10, str(self.other), "0", str(self.its_children), "0", "20"]
         (self.proc / str(OTHER) / "stat").write_text(f"{OTHER} (a (b) c) {' '.join(fields)}\n")
 
-    def passes(self, seconds, *, idle, own=0.0, other=0.0, iowait=0.0):
-        """``idle``, ``own``, ``other`` and ``iowait``: cores, on average. The rest is somebody else's."""
+    def passes(self, seconds, *, idle, own=0.0, other=0.0, its_children=0.0, iowait=0.0):
+        """``idle``, ``own``, ``other``, ``its_children`` and ``iowait``: cores, on average. The rest is somebody
+        else's."""
         self.clock += seconds
         self.own_s += own * seconds
         self.other += int(other * seconds * TICKS)
+        self.its_children += int(its_children * seconds * TICKS)
         self.cores[0][3] += int(idle * seconds * TICKS)
         self.cores[1][4] += int(iowait * seconds * TICKS)
         self.cores[1][0] += int((2 - idle - iowait) * seconds * TICKS)
@@ -65,6 +67,8 @@ def test_free_is_what_is_idle_or_ones_own(machine):
     assert cores.read() == pytest.approx(2)
     machine.passes(2, idle=0.25, own=1, other=0.25, iowait=0.5)
     assert cores.read() == pytest.approx(2), "the other process belongs to this one, and a disk needs no core"
+    machine.passes(2, idle=0.25, other=0.25, its_children=1.5)
+    assert cores.read() == pytest.approx(2), "a process that builds kernels is not busy with other programs"
     machine.passes(2, idle=0, own=1.25)
     assert cores.read() == pytest.approx(1.25)
     assert not cores.taken(2), "nothing has happened since"
