@@ -44,6 +44,6 @@ def test_odd_texts_have_a_level_that_is_a_number():
 
 def test_repetition_counts_late_and_not_beyond_the_runs():
     repeats = Level(remembering=0.9, forgetting=1.1)
-    short, middle, long, longer = (text_factor(repeats, n_bytes)[0] for n_bytes in (3e6, 15e6, TEXT_SPAN[1], 1e12))
+    short, middle, long, longer = (text_factor(repeats, n_bytes)[0] for n_bytes in (3e6, 8e6, TEXT_SPAN[1], 1e12))
     assert short > middle > long == longer
     assert middle == pytest.approx(0.9, rel=0.01)
