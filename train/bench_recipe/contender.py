@@ -5,7 +5,6 @@ Tested in tests/train/bench_recipe/test_bench_recipe.py.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -148,11 +147,11 @@ def _end_of(process: "subprocess.Popen[bytes]", log: Path, start: float) -> int:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a process's log, or its beginning."""
+    """The beginning of the last line of a process's log."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 10 * WORDS))
-        lines = [line.strip() for line in re.split(r"[\r\n]", file.read().decode(errors="replace"))]
-    return next((line[:WORDS] for line in reversed(lines) if line), "")
+        lines = map(str.strip, file.read().decode(errors="replace").splitlines())
+    return next((line[:WORDS] for line in reversed([*lines]) if line), "")
 
 
 def check_time_left(said: str, minutes: float) -> None:

@@ -16,7 +16,7 @@ from slm.evaluate.perplexity import (
     sliding_plan,
     sliding_windows,
 )
-from slm.evaluate.scorers import TorchScorer
+from slm.evaluate.scorers import TorchScorer, quick_kernels
 from slm.kernels.choice import open_kernels
 from slm.model.transformer import LanguageModel
 from slm.report import change_text
@@ -108,6 +108,10 @@ def test_a_change_is_told_from_the_errors_of_its_tokens():
     assert change_text(change, stderr) == f"{change:+.2%} ± {stderr:.2%}"
     assert change_text(change) == f"{change:+.2%}"  # of a record without the error
     assert math.isnan(relative_change(np.array([1.0, np.nan]), np.zeros(2))[0])
+
+
+def test_short_passes_do_not_load_the_kernels(scorer):
+    assert quick_kernels(scorer.model, 1_000) is None
 
 
 def test_the_kernels_score_as_pytorch_does(monkeypatch):
