@@ -150,6 +150,40 @@ def test_what_has_arrived_is_kept_when_the_page_is_left(page, server):
     assert page.run("Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))") == []
 
 
+NOTHING_ARRIVES = """
+    void (window.transaction = IDBDatabase.prototype.transaction,
+          IDBDatabase.prototype.transaction = () => ({objectStore: () => ({put() {}, delete() {}})}))
+"""
+
+
+def test_what_was_done_last_is_kept_when_the_page_is_left(page, server):
+    page.open(server.url + "/")
+    for text in ("first", "second", "third"):
+        chat(page, text)
+        page.click("#new")
+    page.run(NOTHING_ARRIVES)
+    page.click("text=third")
+    page.click("#chat-list >> text=Delete")
+    page.click("text=first")
+    page.click("#chat-list >> text=Rename")
+    page.tab.keyboard.press("Control+A")
+    page.type("the oldest")
+    page.press("Enter")
+    for _ in range(2):
+        reload(page)
+        assert page.run(NAMES) == ["second", "the oldest"]
+        assert page.run("Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))") == []
+    # A page that comes back as it was left goes on: what it does then counts.
+    page.run(NOTHING_ARRIVES)
+    page.click("#chat-list >> text=Delete")
+    page.run("void (IDBDatabase.prototype.transaction = window.transaction)")
+    page.run("dispatchEvent(new PageTransitionEvent('pagehide', {persisted: true}))")
+    page.run("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
+    page.click("text=Undo")
+    reload(page)
+    assert len(page.run(NAMES)) == 2
+
+
 def test_a_message_is_kept_when_the_page_is_left_before_the_reply(page, server):
     page.open(server.url + "/")
     chat(page, "first")

@@ -101,13 +101,14 @@ for (const tab of document.querySelectorAll("[role=tab]")) {
 }
 addEventListener("pagehide", () => {
   const { chat, keep } = session.running ?? {};
-  if (chat && !chat.isRemoved) {
-    keep(); // what has arrived of the reply
-    store.keepNow(chat);
-  }
+  if (chat && !chat.isRemoved) keep(); // what has arrived of the reply
+  store.leave();
   session.isLeaving = true;
 });
-addEventListener("pageshow", () => { session.isLeaving = false; });
+addEventListener("pageshow", ({ persisted }) => {
+  session.isLeaving = false;
+  if (persisted) store.takeOld().catch(() => {}); // the page is back as it was, without opening the storage again
+});
 
 let asked = 0;
 let isKnown = false; // the server has answered once, and the mode fits its model

@@ -6,11 +6,13 @@ const DATABASE = "slm";
 const RECORDS = "conversations";
 const OPEN = "slm.open";
 const OLD = "slm.conversation."; // entries of localStorage: of versions before, and of pages that were left
+// An entry is a conversation, or {removed: when} of one that was deleted.
 
 export class Conversations {
   constructor() {
     this.byId = new Map();
     this.database = null;
+    this.underway = new Map(); // of each id the last change that the storage has been given and does not hold yet
     this.others = typeof BroadcastChannel === "function" ? new BroadcastChannel("slm.conversations") : null;
   }
 
@@ -44,13 +46,17 @@ export class Conversations {
   // Moves what localStorage holds. An entry is removed there when it is here; one that cannot be read stays.
   async takeOld() {
     const keys = attempt(() => Object.keys(localStorage).filter((key) => key.startsWith(OLD))) ?? [];
-    const found = keys.map((key) => [key, attempt(() => conversationOf(JSON.parse(localStorage.getItem(key))))]).filter(([, each]) => each);
+    const found = keys.map((key) => [key, attempt(() => entryOf(localStorage.getItem(key)))]).filter(([, each]) => each);
     if (!found.length) return;
     await this.write((records) => {
       for (const [key, each] of found) {
         const id = key.slice(OLD.length);
         const asked = records.get(id);
-        asked.onsuccess = () => { if (!(asked.result?.updated > each.updated)) records.put({ ...each, id }); };
+        asked.onsuccess = () => {
+          if (asked.result?.updated > (each.removed ?? each.updated)) return;
+          if (each.removed) records.delete(id);
+          else records.put({ ...each, id });
+        };
       }
     });
     for (const [key] of found) localStorage.removeItem(key);
@@ -84,23 +90,37 @@ export class Conversations {
     conversation.name ||= nameFrom(conversation.turns);
     this.byId.set(conversation.id, conversation);
     try {
-      await this.write((records) => records.put({ id: conversation.id, ...recordOf(conversation) }));
+      await this.change(conversation.id, conversation);
     } catch {
       throw new Error("This browser cannot keep the conversation: its storage is full or switched off. Export what you need, then delete conversations.");
     }
     this.others?.postMessage(conversation.id);
   }
 
-  // Keeps a conversation while the page is being left: what IndexedDB is given then need not arrive. The next page that
-  // opens the storage takes it over.
-  keepNow(conversation) {
-    attempt(() => localStorage.setItem(OLD + conversation.id, JSON.stringify(recordOf(conversation))));
+  // Writes a conversation, or deletes it where there is none.
+  async change(id, conversation) {
+    const change = { conversation };
+    this.underway.set(id, change);
+    try {
+      await this.write((records) => (conversation ? records.put({ id, ...recordOf(conversation) }) : records.delete(id)));
+    } finally {
+      if (this.underway.get(id) === change) this.underway.delete(id);
+    }
+  }
+
+  // The page is being left: changes that IndexedDB does not hold yet need not arrive there. The next page that opens the
+  // storage takes them over.
+  leave() {
+    for (const [id, { conversation }] of this.underway) {
+      const entry = conversation ? recordOf(conversation) : { removed: Date.now() };
+      attempt(() => localStorage.setItem(OLD + id, JSON.stringify(entry)));
+    }
   }
 
   async remove(id) {
     this.byId.delete(id);
     try {
-      await this.write((records) => records.delete(id));
+      await this.change(id, null);
       this.others?.postMessage(id);
     } catch {
       // it was never kept
@@ -110,6 +130,11 @@ export class Conversations {
 
 function recordOf({ name, updated, system, turns, end, arriving }) {
   return { name, updated, system, turns, end, ...(arriving ? { arriving } : {}) };
+}
+
+function entryOf(text) {
+  const value = JSON.parse(text);
+  return Number.isFinite(value.removed) ? { removed: value.removed } : conversationOf(value);
 }
 
 function opened() {
