@@ -10,6 +10,7 @@ from tests.helpers.playground import REPLY, ask, finished, sent, show_probabilit
 
 NAMES = "[...document.querySelectorAll('#chat-list .name')].map((each) => each.textContent)"
 TEXTS = "[...document.querySelectorAll('.turn .text')].map((each) => each.textContent)"
+LEFT = "Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))"
 WHO = "[...document.querySelectorAll('.turn')].map((each) => each.classList[1])"
 
 
@@ -147,7 +148,7 @@ def test_what_has_arrived_is_kept_when_the_page_is_left(page, server):
     page.click("#stop")  # it goes on: test_resumed.py
     finished(page)
     assert len(stored(page)[0]["turns"][1]["content"]) > 20
-    assert page.run("Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))") == []
+    assert page.run(LEFT) == []
 
 
 NOTHING_ARRIVES = """
@@ -172,7 +173,7 @@ def test_what_was_done_last_is_kept_when_the_page_is_left(page, server):
     for _ in range(2):
         reload(page)
         assert page.run(NAMES) == ["second", "the oldest"]
-        assert page.run("Object.keys(localStorage).filter((key) => key.startsWith('slm.conversation.'))") == []
+        assert page.run(LEFT) == []
     # A page that comes back as it was left goes on: what it does then counts.
     page.run(NOTHING_ARRIVES)
     page.click("#chat-list >> text=Delete")

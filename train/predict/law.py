@@ -77,9 +77,9 @@ REPETITION, REPETITION_AT = 0.25, 8e6
 """How much the memory for repetition is worth per factor of e below ``REPETITION_AT`` bytes of text: a model learns to
 repeat late, an n-gram model with a memory can from the beginning."""
 TEXT_ERROR, TEXT_SPAN = 0.055, (2.5e6, 950e6)
-"""Relative error of ``text_factor``, and the bytes of the runs that it was fitted to: those of texts.csv, on
-Wikipedia, Python, Markdown, German laws and stories. A text that was left out of the fit is within 9 %, 5.5 % as root
-mean square, the stories apart (docs/results/plan.md)."""
+"""Relative error of ``text_factor``, and the bytes of the runs of texts.csv, on Wikipedia, Python, Markdown, German
+laws and stories. Its constants were fitted to all of them but the longest. A text that was left out of the fit is
+within 9 %, 5.5 % as root mean square, the stories apart (docs/results/plan.md)."""
 BEYOND = 3.0
 """Growth of the interval per factor of ten beyond the records, in units of the leave-one-out error. A law fitted to the
 runs that read less than 40 MB is off by 1.7 to 3.2 % on the nine that read 160 to 410 MB; with 3 eight of these are

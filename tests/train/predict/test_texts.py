@@ -37,12 +37,13 @@ def test_the_books_have_the_laws_own_level_at_any_length():
 
 def test_odd_texts_have_a_level_that_is_a_number():
     """One letter throughout, and bytes at random: no loss of 0, none above 8 bits per byte."""
-    law = fit(records.load())
-    for n_bytes in (2.5e6, 1e7, 1e9, 1e12):
+    for n_bytes in (1.0, 1e7, 1e12):
         assert 0 < text_factor(Level(0.0, 0.0), n_bytes)[0] < 0.2
+    for n_bytes in (1.0, 1e7):
+        assert text_factor(Level(3.9, 3.8), n_bytes)[0] * 2 < 8
+    law = fit(records.load())  # books have fewer than two bits after so much text, and this is relative to them
+    for n_bytes in (2.5e6, 1e7, 1e9, 1e12):
         assert law.predict(1e6, n_bytes) * text_factor(Level(3.9, 3.8), n_bytes)[0] < 8
-    for level in (Level(0.0, 0.0), Level(3.9, 3.8)):
-        assert text_factor(level, 1.0) == text_factor(level, TEXT_SPAN[0])
 
 
 def test_repetition_counts_late_and_not_beyond_the_runs():
